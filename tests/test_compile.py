@@ -12,12 +12,9 @@ SESSIONS = torch.arange(24) // 4 % 2
 
 
 def scores(values):
-    disclosed = F.zebra_disclosure(values.flatten()[:60], TARGET, bandwidth=0.5, validate_args=False)
-    return (
-        disclosed["d_ece"]
-        + disclosed["l_w"]
-        + F.equal_error_rate(values.flatten()[:60], TARGET, bandwidth=0.5, validate_args=False)
-    )
+    given = {"preds": values.flatten()[:60], "target": TARGET, "bandwidth": 0.5, "validate_args": False}
+    disclosed = F.zebra_disclosure(**given)
+    return disclosed["d_ece"] + disclosed["l_w"] + F.equal_error_rate(**given)
 
 
 LOSS = PseudonymisationLoss(bandwidth=0.5)  # few cells: graphs grow with their number and take long to trace

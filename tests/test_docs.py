@@ -1,10 +1,12 @@
-"""What the documents promise: their code runs and prints what they show, links lead somewhere, names exist."""
+"""What documents and project files promise: code runs and prints what they show, links, names, dependencies exist."""
 
+import ast
 import importlib
 import inspect
 import math
 import os
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -13,44 +15,42 @@ import torch
 from nbclient import NotebookClient
 
 import vpmetrics
+from vpmetrics.cli import main
 from vpmetrics.data import demo_voices
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    "README.md",
-    "CHANGELOG.md",
-    ".github/CONTRIBUTING.md",
-    "vpmetrics/data/README.md",
-    "notebooks/voices/README.md",
-]
-NOTEBOOKS = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
-MODULES = [
-    "vpmetrics",
-    *(f"vpmetrics.{name}" for name in ["attacks", "audio", "data", "functional", "lightning", "losses", "scoring"]),
-]
-OBJECTS = [
-    (module, name)
-    for module in MODULES
-    for name in importlib.import_module(module).__all__
-    if inspect.isfunction(thing := getattr(importlib.import_module(module), name))
+GUIDE, PROJECT = ".github/CONTRIBUTING.md", "pyproject.toml"
+PAGES = ["README.md", "CHANGELOG.md", GUIDE, "vpmetrics/data/README.md", "notebooks/voices/README.md"]
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+SOURCES = sorted((ROOT / "vpmetrics").rglob("*.py"))
+PUBLIC = ["attacks", "audio", "data", "functional", "lightning", "losses", "scoring"]
+OBJECTS = {
+    f"{module.__name__}.{name}": thing
+    for module in (vpmetrics, *(importlib.import_module(f"vpmetrics.{name}") for name in PUBLIC))
+    for name in module.__all__
+    if inspect.isfunction(thing := getattr(module, name))
     or (inspect.isclass(thing) and not issubclass(thing, Exception))
-]
+}
 METRICS = [name for name in vpmetrics.__all__ if name[0].isupper()]
 FOREIGN_CLASSES = {"EarlyStopping", "LightningModule", "MetricCollection", "MetricTracker", "MinMaxMetric"}
+DISTRIBUTIONS = {"pytorch_lightning": "pytorch-lightning", "PIL": "pillow"}
+EXTRAS = {  # of the packages that need more than the core
+    "plotting": ("plot",),
+    "lightning": ("plot", "lightning"),
+    "cli": ("plot", "lightning", "cli", "audio"),
+    "audio": ("cli", "audio", "f0"),
+}
 
 
-def text_of(page: str) -> str:
+def text_of(page):
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def blocks(page: str, language: str) -> list[tuple[int, str]]:
+def blocks(page, language):
     """Fenced blocks of a page, each with the number of lines before it."""
     text = text_of(page)
     matches = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(text.count("\n", 0, match.start(1)), match[1]) for match in matches]
-
-
-# Pages
 
 
 def test_readme_code_runs_in_order_and_prints_what_is_shown(tmp_path, monkeypatch, capsys):
@@ -64,51 +64,15 @@ def test_readme_code_runs_in_order_and_prints_what_is_shown(tmp_path, monkeypatc
     assert names["best"].within_budget
 
 
-def test_readme_is_short():
-    assert len(text_of("README.md").split()) <= 1400
-
-
-def test_constants_in_the_readme_are_those_of_the_library():
-    text, project = text_of("README.md"), text_of("pyproject.toml")
+def test_readme_is_short_and_its_constants_are_those_of_the_library():
+    text = text_of("README.md")
+    assert len(text.split()) <= 1400
     assert f"{1 / (2 * math.log(2)):.2f} bit is\neverything" in text
     assert f"embeddings of {len(demo_voices().speakers.unique())} synthetic voices" in text
     for badge, floor in {"Python": r'requires-python = ">=([\d.]+)"', "PyTorch": r'"torch>=([\d.]+)"'}.items():
-        assert f"![{badge} {re.search(floor, project)[1]} or later]" in text
-    assert len(set(re.findall(r"torch==([\d.]+)", text + text_of(".github/CONTRIBUTING.md")))) == 1
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_internal_links_resolve(page):
-    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text_of(page))
-    for link in filter(lambda link: not re.match(r"[a-z]+:", link), map("".join, links)):
-        target = ((ROOT / page).parent / link).resolve()
-        assert target.is_relative_to(ROOT), link
-        assert target.exists(), link
-
-
-def test_commands_in_shell_blocks_exist(capsys):
-    from vpmetrics.cli import main
-
-    shell = "\n".join(code for page in PAGES for _, code in blocks(page, "bash"))
-    commands = set(re.findall(r"\bvpmetrics ([a-z]\w*)", shell))
-    assert commands >= {"compare", "demo", "embed", "evaluate"}
-    for command in commands:
-        with pytest.raises(SystemExit) as stop:
-            main([command, "--help"])
-        assert stop.value.code == 0, command
-        assert f"vpmetrics {command}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_paths_named_in_pages_exist(page):
-    for path in re.findall(r"`((?:vpmetrics|tests|notebooks|\.ci)/[\w./-]+)`", text_of(page)):
-        assert (ROOT / path).exists(), path
-    for path in re.findall(r"`(vpmetrics(?:\.\w+)+)`", text_of(page)):
-        module, _, name = path.rpartition(".")
-        assert path in MODULES or hasattr(importlib.import_module(module), name), path
-
-
-# Names
+        assert f"![{badge} {re.search(floor, text_of(PROJECT))[1]} or later]" in text
+    assert len(set(re.findall(r"torch==([\d.]+)", text + text_of(GUIDE)))) == 1
+    assert sorted(set(re.findall(r"\(notebooks/(\w+)\.ipynb\)", text))) == list(NOTEBOOKS)
 
 
 def test_readme_table_and_changelog_list_every_metric():
@@ -118,95 +82,92 @@ def test_readme_table_and_changelog_list_every_metric():
     assert [name for name in METRICS if f"`{name}`" not in text_of("CHANGELOG.md")] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
-def test_pages_name_only_classes_that_exist(page):
-    prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
-    names = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", prose))
-    assert sorted(names - {name for _, name in OBJECTS} - FOREIGN_CLASSES) == []
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths_exist(page):
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text_of(page))
+    for link in filter(lambda link: not re.match(r"[a-z]+:", link), map("".join, links)):
+        target = ((ROOT / page).parent / link).resolve()
+        assert target.is_relative_to(ROOT), link
+        assert target.exists(), link
+    for path in re.findall(r"`((?:vpmetrics|tests|notebooks|\.ci)/[\w./-]+)`", text_of(page)):
+        assert (ROOT / path).exists(), path
+    for path in re.findall(r"`(vpmetrics(?:\.\w+)+)`", text_of(page)):
+        module, _, name = path.rpartition(".")
+        assert name in PUBLIC or hasattr(importlib.import_module(module), name), path
 
 
-@pytest.mark.parametrize(("module", "name"), OBJECTS)
-def test_docstrings_are_complete(module, name):
-    thing = getattr(importlib.import_module(module), name)
+def test_commands_in_shell_blocks_exist(capsys):
+    shell = "\n".join(code for page in PAGES for _, code in blocks(page, "bash"))
+    commands = set(re.findall(r"\bvpmetrics ([a-z]\w*)", shell))
+    assert commands >= {"compare", "demo", "embed", "evaluate"}
+    for command in commands:
+        with pytest.raises(SystemExit, match=r"^0$"):
+            main([command, "--help"])
+        assert f"vpmetrics {command}" in capsys.readouterr().out
+
+
+def test_classes_and_benches_named_in_pages_and_notebooks_exist():
+    cells = [cell.source for name in NOTEBOOKS for cell in read_notebook(name).cells if cell.cell_type == "markdown"]
+    prose = "\n".join([text_of("README.md"), text_of("CHANGELOG.md"), *cells])
+    prose = re.sub(r"^```.*?^```$", "", prose, flags=re.MULTILINE | re.DOTALL)
+    names = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", prose)) - FOREIGN_CLASSES
+    assert names <= {thing.__name__ for thing in OBJECTS.values()}
+    benches = set(re.findall(r"test_bench_\w+\.py", prose))
+    assert len(benches) > 5
+    assert [name for name in benches if not (ROOT / "tests/bench" / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_docstrings_are_complete(name):
+    thing = OBJECTS[name]
     text = inspect.getdoc(thing) or ""
     assert len(text.splitlines()[0]) > 20
     if isinstance(thing, type) and issubclass(thing, tuple):
-        assert not text.startswith(f"{name}("), "made by NamedTuple, not by us"
+        assert not text.startswith(f"{thing.__name__}("), "made by NamedTuple, not by us"
         return
     has_own_init = getattr(thing, "__init__", None) is not torch.nn.Module.__init__  # which takes anything
     parameters = inspect.signature(thing).parameters if has_own_init else {}
     assert "\nExample:\n    " in text
-    missing = [each for each in parameters if not re.search(rf"^    {each}:", text, re.MULTILINE)]
-    assert missing == []
+    assert [each for each in parameters if not re.search(rf"^    {each}:", text, re.MULTILINE)] == []
     assert "\nReturns:\n" in text or isinstance(thing, type) or not parameters
 
 
-# Notebooks
+def read_notebook(name):
+    return nbformat.read(NOTEBOOKS[name], as_version=4)
 
 
-def read_notebook(name: str) -> nbformat.NotebookNode:
-    return nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
-
-
-def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+def code_cells(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def text_of_output(output: nbformat.NotebookNode) -> str:
+def text_of_output(output):
     data = output.get("data", {"text/plain": output.get("text", "")})
     return "figure" if "image/png" in data else data.get("text/markdown", data.get("text/plain", ""))
 
 
-def shape_of_outputs(cell: nbformat.NotebookNode) -> list[tuple[str, ...]]:
+def shape_of_outputs(cell):
     """What a cell shows, but for the digits: those of a training depend on the machine."""
     return [
-        (
-            output.output_type,
-            *sorted(output.get("data", {})),
-            re.sub(r"[-+\s\d.e]+", " ", text_of_output(output)).strip(),
-        )
-        for output in cell.outputs
+        (one.output_type, *sorted(one.get("data", {})), re.sub(r"[-+\s\d.e]+", " ", text_of_output(one)).strip())
+        for one in cell.outputs
     ]
 
 
-def test_readme_links_every_notebook():
-    linked = re.findall(r"\(notebooks/(\w+)\.ipynb\)", text_of("README.md"))
-    assert sorted(set(linked)) == NOTEBOOKS
-
-
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_stored_notebook_cells_ran_in_order(name):
+def test_stored_notebook_ran_in_order_and_its_text_quotes_its_numbers(name):
     notebook, cells = read_notebook(name), code_cells(read_notebook(name))
     assert notebook.metadata.kernelspec.name == "python3"
-    assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1_000_000
+    assert NOTEBOOKS[name].stat().st_size < 1_000_000
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs)
     assert all(cell.metadata == {} for cell in notebook.cells)
-
-
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_text_quotes_the_numbers_of_its_outputs(name):
-    notebook = read_notebook(name)
-    cells = code_cells(notebook)
-    shown = "\n".join([cell.source for cell in cells] + [text_of_output(one) for cell in cells for one in cell.outputs])
-    values = [float(number) for number in re.findall(r"\d+\.\d+", shown)]
-    prose = re.sub(
-        r"`[^`]*`|\$[^$]*\$|^\|.*$", "", "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    )
+    outputs = [text_of_output(one) for cell in cells for one in cell.outputs]
+    assert "figure" in outputs
+    values = [float(number) for number in re.findall(r"\d+\.\d+", "\n".join([c.source for c in cells] + outputs))]
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    prose = re.sub(r"`[^`]*`|\$[^$]*\$|^\|.*$", "", prose)
     for number in re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", prose):
         digits = len(number.split(".")[1])
         assert any(f"{value:.{digits}f}" == number for value in values), number
-
-
-def test_benches_and_classes_named_in_notebooks_exist():
-    prose = "\n".join(
-        cell.source for name in NOTEBOOKS for cell in read_notebook(name).cells if "markdown" in cell.cell_type
-    )
-    benches = set(re.findall(r"test_bench_\w+\.py", prose))
-    assert len(benches) > 5
-    assert [name for name in benches if not (ROOT / "tests/bench" / name).exists()] == []
-    names = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", prose))
-    assert sorted(names - {name for _, name in OBJECTS} - FOREIGN_CLASSES) == []
 
 
 @pytest.mark.notebook
@@ -221,3 +182,43 @@ def test_notebook_runs_and_shows_what_is_stored(name, tmp_path):
     assert warned == []
     for before, now in zip(code_cells(stored), code_cells(notebook), strict=True):
         assert shape_of_outputs(before) == shape_of_outputs(now), before.source
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imported_packages_are_declared_dependencies(path):
+    tree = ast.parse(path.read_text())
+    conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    branches = [node for node in conditions if ast.unparse(node.test) == "TYPE_CHECKING"]
+    for_types = {id(node) for branch in branches for node in ast.walk(branch)}
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in for_types:
+            names.append(node.module or "")
+        elif isinstance(node, ast.Import) and id(node) not in for_types:
+            names.extend(alias.name for alias in node.names)
+    imported = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"vpmetrics"}
+    project = pytest.importorskip("tomllib").loads(text_of(PROJECT))["project"]
+    extras = EXTRAS.get(path.relative_to(ROOT / "vpmetrics").parts[0], ())
+    declared = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
+    assert {DISTRIBUTIONS.get(name, name) for name in imported} <= {re.split(r"[\[>=<]", line)[0] for line in declared}
+
+
+def test_ci_runs_all_checks_with_the_oldest_versions_and_hooks_run_its_linters():
+    for script in (".ci/run", ".ci/oldest"):
+        assert os.access(ROOT / script, os.X_OK)
+        assert re.search(rf"run: .*{re.escape(script)}$", text_of(".github/workflows/ci.yml"), re.MULTILINE)
+    floors = set(re.findall(r'"([\w.-]+)>=[\d.]+"', text_of(PROJECT)))
+    assert {"torch", "torchmetrics", "numpy", "matplotlib", "pytorch-lightning", "lightning"} <= floors
+    assert not re.findall(r'"([\w.-]+)(?:==|~=|<|>(?!=))', text_of(PROJECT))
+    linters = re.findall(r"^((?:ruff|mypy|lint-imports).*)$", text_of(".ci/run"), re.MULTILINE)
+    assert re.findall(r"entry: (.*)", text_of(".pre-commit-config.yaml")) == linters
+    assert "http" not in text_of(".pre-commit-config.yaml")
+
+
+def test_contributing_guide_lists_every_module_and_uses_names_that_exist():
+    guide, code = text_of(GUIDE), "\n".join(path.read_text() for path in SOURCES)
+    tables = re.findall(r"^### `(vpmetrics/(?:\w+/)?)`.*\n\n((?:\|.*\n)+)", guide, re.MULTILINE)
+    listed = [folder + name for folder, table in tables for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE)]
+    assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in SOURCES if "__" not in path.name)
+    names = set(re.findall(r"`([A-Za-z_]\w+)(?:\(.*?\))?`", guide))
+    assert [name for name in names if not re.search(rf"\b{name}\b", code)] == []

@@ -17,101 +17,83 @@ from vpmetrics.functional import voice_similarity_matrix
 from vpmetrics.scoring import PLDA
 
 
-def test_named_scores():
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("cosine", [[0.96, 1], [0, 0]]), ("dot", [[24, 25], [0, 0]]), ("euclidean", [[-math.sqrt(2), 0], [-5, -5]])],
+)
+def test_named_scores(name, expected):
     a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[4.0, 3.0], [3.0, 4.0]])
-    expected = {
-        "cosine": [[0.96, 1.0], [0.0, 0.0]],
-        "dot": [[24.0, 25.0], [0.0, 0.0]],
-        "euclidean": [[-math.sqrt(2), 0.0], [-5.0, -5.0]],
-    }
-    for name, scores in expected.items():
-        scorer = resolve_scoring(name)
-        assert_close(scorer.compare(scorer.prepare(a), scorer.prepare(b)), torch.tensor(scores), atol=1e-6, rtol=0)
+    scorer = resolve_scoring(name)
+    found = scorer.compare(scorer.prepare(a), scorer.prepare(b))
+    assert_close(found, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("most_pairs", [1 << 22, 0], ids=["exact", "binned"])
 def test_scoring_is_independent_of_requires_grad(most_pairs, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", most_pairs)
-    layer = torch.nn.Linear(6, 6, dtype=torch.float64)
-
-    def score(a, b):
-        return layer(a) @ layer(b).T
-
-    rows, values = join(embeddings()), []
+    layer, values = torch.nn.Linear(6, 6, dtype=torch.float64), []
     for is_trained in (True, False):
         layer.requires_grad_(is_trained)
-        scalars = make_report(rows, scoring=score).scalars
+        scalars = make_report(join(embeddings()), scoring=lambda a, b: layer(a) @ layer(b).T).scalars
         values.append({key: value.detach() for key, value in scalars.items()})
     assert_same(*values)
 
 
-def draw_model(size=4, speakers=3000, each=5, seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    factors = torch.randn(2, size, size, generator=draw, dtype=torch.float64)
-    between, within = factors @ factors.mT + 0.3 * torch.eye(size)
-    mean = torch.randn(size, generator=draw, dtype=torch.float64)
-
-    def gaussian(count, covariance):
-        noise = torch.randn(count, size, generator=draw, dtype=torch.float64)
-        return noise @ torch.linalg.cholesky(covariance).T
-
-    voices = mean + gaussian(speakers, between).repeat_interleave(each, 0)
-    return (
-        mean,
-        between,
-        within,
-        voices + gaussian(speakers * each, within),
-        torch.arange(speakers).repeat_interleave(each),
-    )
+@pytest.fixture(scope="module")
+def model():
+    """Mean and covariances between and within speakers, with utterances of 3,000 speakers and a PLDA fitted on them."""
+    draw = torch.Generator().manual_seed(0)
+    factors = torch.randn(2, 4, 4, generator=draw, dtype=torch.float64)
+    between, within = factors @ factors.mT + 0.3 * torch.eye(4)
+    mean, voices, noise = torch.randn(18_001, 4, generator=draw, dtype=torch.float64).split([1, 3000, 15_000])
+    voices, noise = voices @ torch.linalg.cholesky(between).T, noise @ torch.linalg.cholesky(within).T
+    rows, speakers = mean + voices.repeat_interleave(5, 0) + noise, torch.arange(3000).repeat_interleave(5)
+    return (mean[0], between, within), rows, PLDA().fit(rows, speakers)
 
 
-def test_plda_is_the_ratio_of_gaussian_densities():
-    mean, between, within, x, speakers = draw_model()
-    plda = PLDA().fit(x, speakers)
-    # The densities of the model that was fitted: undo the change of basis.
+def covariances(plda):
+    """Between and within speakers, of the model that was fitted: undo the change of basis."""
     inverse = torch.linalg.inv(plda.basis)
-    within = inverse.T @ inverse
-    between = inverse.T @ torch.diag(plda.between) @ inverse
-    mean = plda.mean
+    return inverse.T @ plda.between.diag() @ inverse, inverse.T @ inverse
+
+
+def test_plda_is_the_ratio_of_gaussian_densities(model):
+    _, x, plda = model
+    between, within = covariances(plda)
     total = between + within
     pair = torch.cat([torch.cat([total, between], 1), torch.cat([between, total], 1)])
-    joint, alone = MultivariateNormal(torch.cat([mean, mean]), pair), MultivariateNormal(mean, total)
+    joint, alone = MultivariateNormal(plda.mean.repeat(2), pair), MultivariateNormal(plda.mean, total)
     a, b = x[:6], x[3:8]
-    expected = torch.stack(
-        [torch.stack([joint.log_prob(torch.cat([i, j])) - alone.log_prob(i) - alone.log_prob(j) for j in b]) for i in a]
-    )
+    together = torch.cat([a[:, None].expand(6, 5, 4), b.expand(6, 5, 4)], dim=2)
+    expected = joint.log_prob(together) - alone.log_prob(a)[:, None] - alone.log_prob(b)
     assert_close(plda(a, b), expected, atol=1e-8, rtol=1e-8)
 
 
-def test_plda_recovers_the_generating_model():
-    mean, between, within, x, speakers = draw_model()
-    plda = PLDA().fit(x, speakers)
-    inverse = torch.linalg.inv(plda.basis)
+def test_plda_recovers_the_generating_model(model):
+    (mean, *expected), _, plda = model
     # Three thousand speakers: standard errors of a few per cent.
     assert_close(plda.mean, mean, atol=0.15, rtol=0)
-    assert_close(inverse.T @ inverse, within, atol=0.15 * within.abs().max().item(), rtol=0)
-    assert_close(inverse.T @ plda.between.diag() @ inverse, between, atol=0.15 * between.abs().max().item(), rtol=0)
+    for found, covariance in zip(covariances(plda), expected, strict=True):
+        assert_close(found, covariance, atol=0.15 * covariance.abs().max().item(), rtol=0)
 
 
 def test_metric_with_plda_scoring_can_be_pickled():
     rows = join(embeddings())
     plda = PLDA().fit(rows["original"], rows["speakers"])
     metric = DeIdentification(scoring=plda)
-    metric.update(**rows)
-    value = metric.compute()
+    value = metric(**rows)
     assert_close(pickle.loads(pickle.dumps(metric)).compute(), value)
     other = voice_similarity_matrix(**rows, scoring=lambda a, b: plda(a, b))
     assert_close(voice_similarity_matrix(**rows, scoring=plda), other)
 
 
 def test_metrics_are_invariant_to_increasing_score_maps():
-    rows = join(embeddings())
-    unit = torch.nn.functional.normalize(rows["original"]), torch.nn.functional.normalize(rows["protected"])
-    cosine = voice_similarity_matrix(*unit, rows["speakers"])
+    original, protected, speakers = join(embeddings()).values()
+    rows = torch.nn.functional.normalize(original), torch.nn.functional.normalize(protected), speakers
+    cosine = voice_similarity_matrix(*rows)
     for scoring in ("dot", lambda a, b: (a @ b.T).exp()):
-        assert_close(voice_similarity_matrix(*unit, rows["speakers"], scoring=scoring), cosine)
-    distance = voice_similarity_matrix(*unit, rows["speakers"], scoring="euclidean")
-    assert_close(distance.oo, cosine.oo, atol=1e-6, rtol=0)
+        assert_close(voice_similarity_matrix(*rows, scoring=scoring), cosine)
+    assert_close(voice_similarity_matrix(*rows, scoring="euclidean").oo, cosine.oo, atol=1e-6, rtol=0)
 
 
 def test_invalid_use_raises():
@@ -125,14 +107,13 @@ def test_invalid_use_raises():
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e10, 1e19, 1e30])
 def test_cosine_does_not_depend_on_length(scale):
-    rows = join(embeddings(dtype=torch.float32))
-    plain = voice_similarity_matrix(**rows)
-    scaled = voice_similarity_matrix(rows["original"] * scale, rows["protected"] * scale, rows["speakers"])
+    original, protected, speakers = join(embeddings(dtype=torch.float32)).values()
+    plain = voice_similarity_matrix(original, protected, speakers)
+    scaled = voice_similarity_matrix(original * scale, protected * scale, speakers)
     assert_close(scaled.op, plain.op, atol=1e-3, rtol=0)
 
 
 def test_mixed_dtypes_promote_to_the_wider():
     rows = join(embeddings())
-    mixed = voice_similarity_matrix(rows["original"].float(), rows["protected"], rows["speakers"])
-    assert mixed.op.dtype == torch.float64
-    assert_close(mixed.op, voice_similarity_matrix(**rows).op)
+    mixed = voice_similarity_matrix(**{**rows, "original": rows["original"].float()})
+    assert_close(mixed.op, voice_similarity_matrix(**rows).op)  # of one dtype, too

@@ -14,28 +14,25 @@ from vpmetrics._engine.registry import headline_keys
 
 
 def test_collection_shares_one_copy_of_the_embeddings():
-    rows = embeddings()
-    collection = MetricCollection(
-        [vp.DeIdentification(), vp.VoiceDistinctiveness(), vp.VoiceSimilarityMatrix(), Everything()]
-    )
-    for batch in rows:
+    batches = embeddings()
+    classes = vp.DeIdentification, vp.VoiceDistinctiveness, vp.VoiceSimilarityMatrix, Everything
+    collection = MetricCollection([make() for make in classes])
+    for batch in batches:
         collection.update(**batch, is_reference=torch.arange(len(batch["speakers"])) % 2 == 0)
     assert len(collection.compute_groups) == 1
     assert collection.DeIdentification.original is collection.VoicePrivacy.original
-    assert_close(collection.compute()["deid"], compute(vp.DeIdentification(), **join(rows)))
+    assert_close(collection.compute()["deid"], compute(vp.DeIdentification(), **join(batches)))
 
 
 def test_keys_are_flat_scalars_and_always_the_same():
     value = compute(Everything(), **join(embeddings()))
     assert all(entry.dim() == 0 for entry in value.values())
     with pytest.warns(UserWarning, match="There are no"):
-        nothing = compute(Everything(), original=torch.randn(2, 3), speakers=torch.tensor([1, 2]))
-    assert set(nothing) == set(value)
+        assert set(compute(Everything(), original=torch.randn(2, 3), speakers=torch.tensor([1, 2]))) == set(value)
 
 
 def test_settings_changed_between_epochs_take_effect():
-    rows = join(embeddings())
-    metric = Everything("geometric")
+    rows, metric = join(embeddings()), Everything("geometric")
     compute(metric, **rows)
     metric.similarity = "sigmoid"
     metric.reset()
@@ -53,22 +50,17 @@ def test_gradient_after_a_validation_in_inference_mode():
     assert protected.grad.isfinite().all()
 
 
-def test_plot_draws_the_training_path():
-    value = compute(Everything(), **join(embeddings()))
+def test_plots_of_several_steps_and_systems():
+    metric = Everything()
+    value = compute(metric, **join(embeddings()))
     _, ax = VoicePrivacy().plot([value, {**value, "deid": value["deid"] / 2}])
     assert "DeID" in ax.get_xlabel()
-
-
-def test_trade_off_figure_takes_several_systems():
-    metric = Everything()
-    metric.update(**join(embeddings()))
-    value = metric.compute()
     _, ax = metric.plot(label="one")
     figure, ax = metric.plot({"two": {**value, "deid": value["deid"] - 0.1}, "three": value}, ax=ax)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "two", "three"]
-    points = [line.get_xydata()[0].tolist() for line in ax.lines if line.get_gid() == "system"]
-    assert points[0] == pytest.approx([100 * value["deid"].item(), value["gvd"].item()])
-    assert points[1][0] == pytest.approx(points[0][0] - 10)
+    first, second, _ = (line.get_xydata()[0].tolist() for line in ax.lines if line.get_gid() == "system")
+    assert first == pytest.approx([100 * value["deid"].item(), value["gvd"].item()])
+    assert second[0] == pytest.approx(first[0] - 10)
     assert figure is ax.figure
 
 
@@ -85,7 +77,12 @@ def test_identity_system_has_zero_deid_and_gvd(rows, scoring):
     assert abs(values["gvd"]) <= 10 * allowed
 
 
-# --- What is asked for, and what that costs
+@pytest.fixture
+def walked(monkeypatch):
+    """Conditions of which a report was made."""
+    names, make = [], embedding_report.report_condition
+    monkeypatch.setattr(embedding_report, "report_condition", lambda *args: names.append(args[1].name) or make(*args))
+    return names
 
 
 def with_sessions():
@@ -119,11 +116,10 @@ def test_default_metrics_are_at_most_25_and_match_the_full_report():
         (("oo_rate_3", "pp_singling_out_3_error"), {"OO population", "PP population"}),
     ],
 )
-def test_selected_metrics_compute_only_what_they_need(names, parts, monkeypatch):
-    walked, rows = [], with_sessions()
+def test_selected_metrics_compute_only_what_they_need(names, parts, walked):
+    rows = with_sessions()
     everything = compute(Everything(sizes=(3,)), **rows)
-    make = embedding_report.report_condition
-    monkeypatch.setattr(embedding_report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
+    walked.clear()
     metric = VoicePrivacy(sizes=(3,), attacks=None, metrics=list(names))
     chosen = compute(metric, **rows)
     assert tuple(chosen) == names
@@ -142,10 +138,7 @@ def test_no_attack_is_fitted_for_metrics_without_attacks(monkeypatch):
     compute(VoicePrivacy(metrics=["op_d_ece", "gvd"]), **join(embeddings()))
 
 
-def test_compute_and_report_share_their_work_until_anything_changes(monkeypatch):
-    walked = []
-    make = embedding_report.report_condition
-    monkeypatch.setattr(embedding_report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
+def test_compute_and_report_share_their_work_until_anything_changes(walked):
     metric, rows = Everything(), join(embeddings())
     values = compute(metric, **rows)
     assert_same(metric.report().scalars, values, atol=0, rtol=0)
@@ -153,5 +146,5 @@ def test_compute_and_report_share_their_work_until_anything_changes(monkeypatch)
     metric.slope = 1.0
     assert metric.report().scalars["op_alid"] != values["op_alid"]
     metric.slope = None
-    metric.update(**{key: value + 100 if key == "speakers" else value for key, value in rows.items()})
+    metric.update(**{**rows, "speakers": rows["speakers"] + 100})
     assert metric.report().scalars["op_d_ece"] != values["op_d_ece"]

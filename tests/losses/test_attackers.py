@@ -34,9 +34,14 @@ def ridge_scores(fitted_o, fitted_p, original, protected, ridge, weights=None):
 
 def past_rows(past, side):
     """All unit rows of a side, and weights that fall by 0.95 from batch to batch."""
-    return np.concatenate([unit(rows[side]) for rows in past]), np.repeat(
-        0.95 ** np.arange(len(past))[::-1], len(past[0][0])
-    )
+    weights = 0.95 ** np.arange(len(past))[::-1]
+    return np.concatenate([unit(rows[side]) for rows in past]), weights.repeat(len(past[0][0]))
+
+
+def trials_of(scores, names):
+    """Scores and labels of all pairs of different utterances."""
+    is_trial = ~np.eye(len(scores), dtype=bool)
+    return scores[is_trial], (names[:, None] == names)[is_trial].astype(int)
 
 
 def test_past_batch_attack_matches_the_definition():
@@ -44,9 +49,7 @@ def test_past_batch_attack_matches_the_definition():
     original, protected, speakers, _ = keyed_batch()
     (o, weights), (p, _) = past_rows(past, 0), past_rows(past, 1)
     scores = ridge_scores(o, p, unit(original), unit(protected), 1e-4, weights)
-    is_trial, is_same = ~np.eye(len(scores), dtype=bool), speakers.numpy()[:, None] == speakers.numpy()
-    attacked = two_sided(scores[is_trial], is_same[is_trial].astype(int))
-    plain = two_sided(*trials(original, protected, speakers))
+    attacked, plain = two_sided(*trials_of(scores, speakers.numpy())), two_sided(*trials(original, protected, speakers))
     assert attacked > plain + 0.1
     assert loss(original, protected, speakers).item() == pytest.approx(plain + attacked, abs=1e-9)
 
@@ -56,13 +59,11 @@ def test_half_speakers_attack_matches_the_definition():
     o, p, names = unit(original), unit(protected), speakers.numpy()
     keys = [np.mean(o[names == name] @ np.cos(np.arange(1, 6))) for name in range(7)]
     is_first = np.isin(names, np.argsort(keys)[::2])
-    scores, target = [], []
-    for half in (is_first, ~is_first):
-        attacked = ridge_scores(o[half], p[half], o[~half], p[~half], 1e-3)
-        is_trial = ~np.eye(len(attacked), dtype=bool)
-        scores.append(attacked[is_trial])
-        target.append((names[~half][:, None] == names[~half])[is_trial])
-    expected = two_sided(np.concatenate(scores), np.concatenate(target).astype(int))
+    halves = [
+        trials_of(ridge_scores(o[half], p[half], o[~half], p[~half], 1e-3), names[~half])
+        for half in (is_first, ~is_first)
+    ]
+    expected = two_sided(*map(np.concatenate, zip(*halves, strict=True)))
     expected += two_sided(*trials(original, protected, speakers))
     loss = DisclosureLoss(straight_through=True, attacks=("batch",))
     assert loss(original, protected, speakers).item() == pytest.approx(expected, abs=1e-9)
@@ -90,21 +91,14 @@ def share_of_itself(protected, speakers, sessions):
 
 
 def test_variance_share_gradient_matches_finite_differences():
-    _, protected, speakers, sessions = keyed_batch()
-    share, gradient = share_of_itself(protected, speakers, sessions)
+    _, protected, *labels = keyed_batch()
+    share, gradient = share_of_itself(protected, *labels)
     steps = 1e-5 * torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape)
-    values = [
-        share_of_itself(protected + sign * step, speakers, sessions)[0].item() for step in steps for sign in (1, -1)
-    ]
-    expected = torch.tensor(values, dtype=torch.float64).view(-1, 2).diff().view_as(gradient) / -2e-5
+    values = [[share_of_itself(protected + sign * step, *labels)[0].item() for step in steps] for sign in (1, -1)]
     assert 0 < share < 1
-    assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
-
-
-def test_scaling_a_direction_does_not_lower_the_variance_share():
-    _, protected, speakers, sessions = keyed_batch()
-    _, gradient = share_of_itself(protected, speakers, sessions)
-    stretch = (protected - protected.mean(0)).T @ gradient  # the derivative along every linear map
+    assert_close(gradient.flatten(), torch.tensor(values).double().diff(dim=0)[0] / -2e-5, atol=1e-6, rtol=1e-4)
+    # Scaling a direction changes nothing: the derivative along every linear map is 0.
+    stretch = (protected - protected.mean(0)).T @ gradient
     assert stretch.abs().max() < 1e-5 * gradient.norm() * protected.norm()
 
 
@@ -117,34 +111,25 @@ def test_past_batches_are_used_only_when_large_enough():
     assert loss(*rows) > plain + 0.1
 
 
-def test_only_training_batches_are_accumulated():
+def test_only_finite_training_batches_are_accumulated():
     original, protected, *labels = keyed_batch()
     loss, _ = train_on(PseudonymisationLoss())
-    kept = loss.disclosure.past_sessions.moments.clone()
-    loss(original, protected, *labels)
+    moments = loss.disclosure.past_sessions.moments.clone()
+    broken = protected.index_fill(0, torch.tensor([3]), torch.nan).requires_grad_()
+    assert loss(original, protected, *labels).isfinite()
+    assert loss(original, broken, *labels).isnan()
     with torch.no_grad():
         loss(original, protected.clone().requires_grad_(), *labels)
     loss.eval()(original, protected.clone().requires_grad_(), *labels)
-    assert_close(loss.disclosure.past_sessions.moments, kept, atol=0, rtol=0)
+    assert_close(loss.disclosure.past_sessions.moments, moments, atol=0, rtol=0)
     loss.train()(original, protected.clone().requires_grad_(), *labels)
-    assert not torch.equal(loss.disclosure.past_sessions.moments, kept)
-
-
-def test_nan_batch_gives_nan_and_is_not_accumulated():
-    original, protected, *labels = keyed_batch()
-    loss, _ = train_on(PseudonymisationLoss())
-    before = loss(original, protected, *labels)
-    broken = protected.clone()
-    broken[3, 2] = torch.nan
-    assert loss(original, broken.requires_grad_(), *labels).isnan()
-    assert_close(loss(original, protected, *labels), before)
+    assert not torch.equal(loss.disclosure.past_sessions.moments, moments)
 
 
 def test_moments_reset_on_a_new_width_and_are_not_saved():
-    loss, _ = train_on(PseudonymisationLoss())
+    loss, fresh = train_on(PseudonymisationLoss())[0], train_on(PseudonymisationLoss(), width=7)[0]
     assert loss.state_dict() == {}
     train_on(loss, width=7)
-    fresh, _ = train_on(PseudonymisationLoss(), width=7)
     assert_close(loss.disclosure.past_sessions.moments, fresh.disclosure.past_sessions.moments, atol=0, rtol=0)
 
 
