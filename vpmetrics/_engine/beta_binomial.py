@@ -15,7 +15,7 @@ from vpmetrics._engine.validation import check_histogram_shape
 # Natural logarithms of the smallest and largest alpha and beta tried. Beyond, the distribution has reached its limits:
 # a mixture of the first and the last rank below, a binomial above.
 _LOWEST, _HIGHEST = -24.0, 16.0
-_GRID, _ZOOMS, _BISECTIONS = 41, 4, 50
+_GRID, _ZOOMS, _BISECTIONS = 41, 3, 36
 _RESOLUTION = 256.0  # scale from which the spacing of groups of offsets grows, as log1p(offset / 256)
 
 

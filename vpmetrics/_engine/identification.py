@@ -257,9 +257,8 @@ def chance_mean_d(histogram: Tensor, rank_model: str, num_inputs: int) -> Tensor
     mean = num_inputs / ranks
     # Beyond twelve standard deviations the probability is 0 but for rounding.
     counts = torch.arange(1, int(min(num_inputs, mean + 12 * mean**0.5 + 30)) + 1, dtype=wide.dtype, device=wide.device)
-    rest = num_inputs - counts
-    ways = math.lgamma(num_inputs + 1) - torch.lgamma(counts + 1) - torch.lgamma(rest + 1)
-    share = torch.exp(ways - counts * math.log(ranks) + rest * math.log1p(-1 / ranks))
+    binomial = torch.distributions.Binomial(num_inputs, wide.new_tensor(1 / ranks), validate_args=False)
+    share = binomial.log_prob(counts).exp()
     mean_d = ranks * (share * counts / num_inputs * torch.log2(ranks * counts / num_inputs)).sum()
     return torch.where(wide.isnan().any(), torch.nan, mean_d)
 

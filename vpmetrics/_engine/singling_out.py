@@ -149,39 +149,31 @@ def _set_isolation_rates(population: Population, shuffle_seed: int, size: int, n
         for rows in (population.tested, population.calibration)
     )
     hits = torch.zeros(num_sets, dtype=torch.int64, device=device)
-    step = num_rows_at_once(tested, len(tested) + len(calibration))
-    for rows in torch.arange(len(place), device=device).split(step):
+    for rows in torch.arange(len(place), device=device).split(num_rows_at_once(tested, len(tested) + len(calibration))):
         predicates = prepare_rows(population.predicates[rows], scorer, centre, dtype)
         with torch.autocast(device.type, enabled=False):
-            scores, calibration_scores = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)
+            scores, calibrating = (scorer.compare(predicates, side) for side in (tested, calibration))
             rounding = scorer.rounding(predicates, tested, scores, scores[:, :1])
-        calibration_scores = calibration_scores.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
-        members, last = _split_off_last_or_own(scores.unsqueeze(2), place[rows], size, num_sets)
-        calibrating = _split_off_last_or_own(calibration_scores, place[rows], size, num_sets)
-        threshold = _midpoint_threshold(*calibrating, counts[rows], is_repeated.shape[1]) + rounding.unsqueeze(2)
+        if not scorer.is_builtin:  # the caller's function may keep what it returns, and it is overwritten
+            scores, calibrating = scores.clone(), calibrating.clone()
+        calibrating = calibrating.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
+        members = _split_into_sets(scores.unsqueeze(2), place[rows], size, num_sets).squeeze(3)
+        highest = _split_into_sets(calibrating, place[rows], size, num_sets).flatten(2)
+        highest = highest.topk(is_repeated.shape[1] + 1, dim=2).values
+        last = counts[rows].view(-1, 1, 1).expand(-1, num_sets, 1)
+        threshold = (highest.gather(2, last - 1) + highest.gather(2, last)) / 2 + rounding.unsqueeze(2)
         # A mask of the scores' own type: comparing and summing it is many times as fast as with booleans.
-        fires = torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2)
-        hits += (fires + (last > threshold).sum(dim=2) == 1).sum(dim=0)
+        hits += (torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2) == 1).sum(dim=0)
     return widen(hits) / len(place)
 
 
-def _split_off_last_or_own(scores: Tensor, own_place: Tensor, size: int, num_sets: int) -> tuple[Tensor, Tensor]:
-    """Return scores of each set's first N - 1 members, ``(b, sets, (N - 1) C)``, and of its last, ``(b, sets, C)``.
+def _split_into_sets(scores: Tensor, own_place: Tensor, size: int, num_sets: int) -> Tensor:
+    """Return ``scores`` ``(b, S, C)`` of S speakers by set, ``(b, sets, N, C)``, a view of them.
 
-    ``scores`` ``(b, S, C)`` hold one set of N speakers after the other. The predicate's own speaker, at ``own_place``
-    ``(b,)``, replaces the last member of all other sets.
+    The predicate's own speaker, at ``own_place`` ``(b,)``, replaces the last member of all other sets, in place.
     """
-    columns = scores.shape[2]
-    sets = scores[:, : size * num_sets].flatten(1).unflatten(1, (num_sets, size * columns))
-    is_own = (own_place // size).unsqueeze(1) == torch.arange(num_sets, device=own_place.device)
     of_own = scores.take_along_dim(own_place.view(-1, 1, 1), dim=1)
-    return sets[..., :-columns], torch.where(is_own.unsqueeze(2), sets[..., -columns:], of_own)
-
-
-def _midpoint_threshold(scores: Tensor, last_scores: Tensor, num_above: Tensor, max_num_above: int) -> Tensor:
-    """Return the midpoint of the M-th highest score and the next, ``(b, sets, 1)``; M is ``num_above`` ``(b,)``."""
-    count = max_num_above + 1
-    highest = scores.topk(min(count, scores.shape[2]), dim=2).values
-    highest = torch.cat([highest, last_scores], dim=2).topk(count, dim=2).values
-    index = num_above.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
-    return (highest.gather(2, index - 1) + highest.gather(2, index)) / 2
+    is_own = (own_place // size).unsqueeze(1) == torch.arange(num_sets, device=own_place.device)
+    sets: Tensor = scores[:, : size * num_sets].unflatten(1, (num_sets, size))
+    sets[:, :, -1] = torch.where(is_own.unsqueeze(2), sets[:, :, -1], of_own)
+    return sets

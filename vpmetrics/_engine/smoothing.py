@@ -53,12 +53,6 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
 
     Shifting or scaling all scores therefore changes no result. ``bandwidth`` is the width of the Gaussian in population
     standard deviations of the scores; the number of cells depends on it alone, so nothing is read from the device.
-    Scores that differ by less than 1e-23 in float32 or 1e-162 in float64 are tied.
-
-    Example:
-        >>> grid = lay_grid(torch.tensor([-1.0, 1.0]), bandwidth=0.1)
-        >>> grid.cells, grid.lowest, grid.highest
-        (512, tensor([-1.]), tensor([1.]))
     """
     scores = at_least_float32(preds)
     if scores.shape[-1] == 0:
@@ -88,34 +82,15 @@ def soft_counts_on_grid(
         T_g = \sum_{i : y_i = 1} \sum_j K_{gj} \max\left(0, 1 - \frac{|s_i - u_j|}{\Delta} \right), \qquad
         K_{gj} \propto \exp\left( -\frac{(u_g - u_j)^2}{2 (b \sigma)^2} \right)
 
-    for grid points :math:`u_j` at distance :math:`\Delta`, bandwidth :math:`b` and standard deviation :math:`\sigma`.
-    Linear in the number of scores; nothing is sorted or read from the device. A score that is NaN or infinite makes its
-    row NaN.
-
-    Args:
-        grid: From :func:`lay_grid`, of these scores or others.
-        preds: Scores of shape ``(..., P)``.
-        target: 1 (same speaker) or 0 (different), of the same shape.
-        weights: Weight of each score, of the same shape. 0 removes a score without changing shapes, as a mask would.
-
-    Example:
-        >>> preds, target = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 0])
-        >>> targets, nontargets = soft_counts_on_grid(lay_grid(preds, bandwidth=0.1), preds, target)
-        >>> round(targets.sum().item(), 4), round(nontargets.sum().item(), 4)
-        (1.0, 2.0)
+    for scores :math:`s_i` and grid points :math:`u_j` at distance :math:`\Delta`. ``preds``, ``target`` and ``weights``
+    have the shape ``(..., P)``; a weight of 0 removes a score, one that is NaN or infinite makes its row NaN.
     """
     cell, share = _locate(grid, preds)
-    # One flat vector of sums, whatever the leading dimensions: non-targets and targets of the first row, and so on.
-    rows = torch.arange(0, 2 * math.prod(cell.shape[:-1]), 2, device=cell.device).view(*cell.shape[:-1], 1)
-    place = (cell + torch.where(target == 1, grid.cells, 0) + rows * grid.cells).flatten()
-    above = widen(share).flatten()
-    whole = above.new_ones(()).expand(len(place)) if weights is None else weights.to(above.dtype).flatten()
-    empty = torch.zeros(2 * rows.numel() * grid.cells, dtype=above.dtype, device=above.device)
-    trials = empty.scatter_add(0, place, whole)
-    moved_up = empty.scatter_add(0, place, above * whole).view(*cell.shape[:-1], 2, grid.cells)
-    # roll() moves nothing around: the last cell is empty, because the grid has margins.
-    sums = trials.view_as(moved_up) - moved_up + moved_up.roll(1, -1)
-    counts = _smooth(sums, grid.width.unsqueeze(-1))
+    above, place = widen(share), cell + torch.where(target == 1, grid.cells, 0)
+    weights = torch.ones_like(above) if weights is None else weights.to(above.dtype)
+    sums = above.new_zeros(*cell.shape[:-1], 2 * grid.cells)
+    sums = sums.scatter_add(-1, place, (1 - above) * weights).scatter_add(-1, place + 1, above * weights)
+    counts = _smooth(sums.unflatten(-1, (2, grid.cells)), grid.width.unsqueeze(-1))
     floor = counts.detach().sum(-1, keepdim=True) * (_FLOOR / grid.cells)
     nontargets, targets = torch.maximum(counts, floor).unbind(-2)
     return targets, nontargets
@@ -127,12 +102,6 @@ def interpolate_smoothed(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
     .. math:: v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g
 
     The gradient reaches both the values and the scores.
-
-    Example:
-        >>> preds = torch.tensor([1.0, 2.0, 4.0])
-        >>> grid = lay_grid(preds, bandwidth=0.1)
-        >>> interpolate_smoothed(grid, 3 * grid.points, preds)
-        tensor([ 3.0000,  6.0000, 12.0000])
     """
     cell, share = _locate(grid, preds)
     smooth = _smooth(values, grid.width)

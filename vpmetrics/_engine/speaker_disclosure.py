@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from vpmetrics._engine.calibration import Finder
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.identification import Identification
 from vpmetrics._engine.jackknife import CountingCells, find_target_cells
@@ -41,9 +42,8 @@ class TrialSideDisclosure(NamedTuple):
     @property
     def contributions(self) -> Tensor:
         """What each speaker adds to the D_ECE of all trials, which is the sum of these."""
-        halves = (self.of_targets, self.targets), (self.of_nontargets, self.nontargets)
-        parts = [torch.where(trials > 0, half * trials, 0) / trials.sum() for half, trials in halves]
-        return parts[0] + parts[1]
+        halves, trials = torch.stack(self[:2]), torch.stack(self[2:4])
+        return (torch.where(trials > 0, halves * trials, 0) / trials.sum(1, keepdim=True)).sum(0)
 
 
 class SpeakerDisclosure(NamedTuple):
@@ -70,9 +70,15 @@ class SpeakerIdentification(NamedTuple):
     alid: Tensor
 
 
+def _make_evidence_finder(scores: ConditionScores) -> Finder:
+    """Return a function from scores to the evidence of non-targets, of targets, and its strength by Laplace's rule."""
+    steps = scores.counts.ascending
+    return scores.make_finder([d_ece_term(-steps.llr), d_ece_term(steps.llr), steps.laplace_llr().abs().detach()])
+
+
 def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speakers: Tensor) -> SpeakerDisclosure:
     """Return the disclosure of every speaker, from one more pass over the pairs."""
-    find, dtype = scores.make_finder(_evidence_tables(scores)), wide_dtype(speakers.device)
+    find, dtype = _make_evidence_finder(scores), wide_dtype(speakers.device)
     # Evidence and numbers of trials: of targets, of non-targets by enrolled and by tested speaker.
     sums = torch.zeros(3, 2, len(speakers), dtype=dtype, device=speakers.device)
     strongest = torch.zeros_like(sums[0])
@@ -93,17 +99,11 @@ def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speak
     return speaker_disclosure_of_sums(speakers, sums, strongest, scores.has_unordered_pairs)
 
 
-def _evidence_tables(scores: ConditionScores) -> list[Tensor]:
-    """Return the evidence of non-targets and of targets, and its strength under Laplace's rule, of each PAV step."""
-    steps = scores.counts.ascending
-    return [d_ece_term(-steps.llr), d_ece_term(steps.llr), steps.laplace_llr().abs().detach()]
-
-
 def compute_disclosure_of_trials(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, places: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
     """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2, P)`` refer to ``names``."""
-    nontarget, target, strengths = scores.make_finder(_evidence_tables(scores))(preds.clone())
+    nontarget, target, strengths = _make_evidence_finder(scores)(preds.clone())
     each = torch.where(is_target, target, nontarget)
     each = torch.stack([each, torch.ones_like(each)])
     empty = each.new_zeros(2, len(names))
@@ -118,29 +118,28 @@ def speaker_disclosure_of_sums(
 ) -> SpeakerDisclosure:
     """Return the disclosure from sums of evidence, numbers of trials ``(3, 2, S)`` and largest evidence ``(2, S)``."""
     order = names.argsort(stable=True)
-    target_sums, *nontarget_sums = sums[..., order]
-    sides = [(other, worst) for other, worst in zip(nontarget_sums, strongest[:, order], strict=True)]
-    sides.append((nontarget_sums[0] + nontarget_sums[1], strongest.amax(0)[order]))
+    target_sums, enrolled, probed = sums[..., order]
+    worst = strongest[:, order]
+    sides = [(enrolled, worst[0]), (probed, worst[1]), (enrolled + probed, worst.amax(0))]
     disclosures = []
-    for side in sides:
-        # If both sides are the same utterances, it is arbitrary which of two is the row.
-        other, worst = sides[-1] if has_unordered_pairs else side
-        of_targets, of_nontargets = (total / trials / (2 * math.log(2)) for total, trials in (target_sums, other))
-        total, trials = target_sums + other
-        l_w = torch.where((trials > 0) & ~total.isnan(), worst / math.log(10), torch.nan)
-        disclosures.append(TrialSideDisclosure(of_targets, of_nontargets, target_sums[1], other[1], l_w))
+    # If both sides are the same utterances, it is arbitrary which of two is the row.
+    for nontarget_sums, largest in sides[-1:] * 3 if has_unordered_pairs else sides:
+        of_targets, of_nontargets = (
+            sums / trials / (2 * math.log(2)) for sums, trials in (target_sums, nontarget_sums)
+        )
+        total, trials = target_sums + nontarget_sums
+        l_w = torch.where((trials > 0) & ~total.isnan(), largest / math.log(10), torch.nan)
+        disclosures.append(TrialSideDisclosure(of_targets, of_nontargets, target_sums[1], nontarget_sums[1], l_w))
     return SpeakerDisclosure(names[order], *disclosures)
 
 
 def average_bits_by_speaker(identification: Identification) -> SpeakerIdentification:
     """Return the mean bits of the inputs of each speaker, ascending."""
     names, place, inputs = identification.speakers.unique(return_inverse=True, return_counts=True)
-    unknown = torch.full_like(identification.rank_bits, torch.nan)
-    bits = torch.stack(
-        [identification.rank_bits, unknown if identification.bits is None else identification.bits.to(unknown.dtype)]
-    )
-    means = bits.new_zeros(2, len(names)).index_add(1, place, bits) / inputs
-    return SpeakerIdentification(names, inputs, *means)
+    rank_bits, bits = identification.rank_bits, identification.bits
+    bits = torch.full_like(rank_bits, torch.nan) if bits is None else bits.to(rank_bits.dtype)
+    sums = rank_bits.new_zeros(2, len(names)).index_add(1, place, torch.stack([rank_bits, bits]))
+    return SpeakerIdentification(names, inputs, *(sums / inputs))
 
 
 class SelfCalibratedDisclosure(NamedTuple):
@@ -226,9 +225,8 @@ def compute_self_calibrated_disclosure(
     # Permuted targets are also among the non-targets of this speaker: count them once.
     share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
     for taken in widen(permuted_targets).split(max(1, _MOST_COUNTS // max(1, shape.numel()))):
-        largest += [
-            find_largest(each)[0] for each in _better_sign_disclosure(taken, (nontargets - share * taken).clamp(min=0))
-        ]
+        by_chance = _better_sign_disclosure(taken, (nontargets - share * taken).clamp(min=0))
+        largest += [find_largest(each)[0] for each in by_chance]
     by_chance = torch.stack(largest).masked_fill(is_undefined, torch.nan)
     return SelfCalibratedDisclosure(values, by_chance.nanmean(), find_largest(by_chance)[0])
 
