@@ -56,9 +56,7 @@ class ConversationProtocol(NamedTuple):
 def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
     """Return a place 0, 1, ... for every row among those of its group, ``(N,)``: random, and the same for equal data.
 
-    Args:
-        groups: Group of each row, ``(N,)`` integers.
-        keys: A number for each row that depends on its values alone, so that row order and labels change nothing.
+    ``keys`` ``(N,)`` depend on the values of rows alone, so that row order and labels change nothing.
     """
     names, group = groups.unique(return_inverse=True)
     smallest = _reduce_by_place(keys, group, len(names), "amin")

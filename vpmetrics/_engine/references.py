@@ -27,6 +27,8 @@ from vpmetrics._engine.utterances import (
 )
 from vpmetrics._engine.validation import check_same_device, check_utterances
 
+_SESSION_BITS = 32  # of a code of speaker and session
+
 
 class References(NamedTuple):
     """Units of utterances that are averaged to references, each of one speaker or of one session of a speaker.
@@ -136,8 +138,10 @@ def form_trials(
     """Return the trials of every test utterance, an input, against one reference per speaker.
 
     ``enrolment_row`` ``(B,)``: the row of each input among the enrolment rows, or -1; None where no input is enrolled.
+    Sessions are numbered from 0.
     """
-    references, unit_of_row, session_of_unit = _build_references(enrolment, by_session=target_sessions != "any")
+    by_session = target_sessions != "any"
+    references, unit_codes, unit_of_row = _build_references(enrolment, by_session)
     finite = is_finite_everywhere(test.embeddings) & is_finite_everywhere(enrolment.embeddings)
     column = find_indices(references.speakers, test.speakers)
     usable, column = column >= 0, column.clamp(min=0)
@@ -145,46 +149,44 @@ def form_trials(
         none = column.new_zeros(2, 0)
         return IdentificationTrials(test.embeddings, references, column, usable, finite, none, (), processes)
     unit_number, excluded_row = torch.zeros_like(column), torch.full_like(column, -1)
-    unit = references.first_unit[column]
-    if session_of_unit is not None and test.sessions is not None:
-        unit_number = _find_units_of_sessions(test.sessions, column, references, session_of_unit)
-        usable = usable & (unit_number >= 0)
+    if by_session and test.sessions is not None:
+        unit = find_indices(unit_codes, (column << _SESSION_BITS) + test.sessions)
+        usable, unit_number = usable & (unit >= 0), torch.where(unit >= 0, unit - references.first_unit[column], 0)
         if target_sessions == "other":
-            unit_number, usable = unit_number + 1, usable & (references.units[column] > 1)
-        unit = unit + unit_number.clamp(min=0) % references.units[column]
+            usable, unit_number = usable & (references.units[column] > 1), unit_number + 1
+    unit = references.first_unit[column] + unit_number % references.units[column]
     if enrolment_row is not None and target_sessions != "other":
         place = _row_places_in_units(references, unit_of_row, enrolment.keys)[enrolment_row.clamp(min=0)]
         excluded_row = torch.where(enrolment_row >= 0, place, -1)
     usable = usable & (references.counts[unit] > (excluded_row >= 0).long())
     # One number for unit and row: to sort pairs takes many times as long.
     base = len(enrolment) + 1
-    codes = unit_number.clamp(min=0) * base + excluded_row + 1
+    codes = unit_number * base + excluded_row + 1
     codes, gallery, counts = torch.unique(codes, return_inverse=True, return_counts=True)
     parts = gallery.argsort(stable=True).split(counts.tolist())
     galleries = torch.stack([codes // base, codes % base - 1])
     return IdentificationTrials(test.embeddings, references, column, usable, finite, galleries, parts, processes)
 
 
-def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
-    """Return references, the unit of each row, and the session of each unit."""
+def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor]:
+    """Return references, a code of speaker and session for each unit, ascending, and the unit of each row."""
     vectors = side.embeddings
     names, column = side.speakers.unique(return_inverse=True)
-    speaker_of_unit, session_of_unit, unit = torch.arange(len(names), device=names.device), None, column
+    codes, unit = torch.arange(len(names), device=names.device) << _SESSION_BITS, column
     if by_session and side.sessions is not None:
-        units, unit = torch.unique(torch.stack([column, side.sessions]), dim=1, return_inverse=True)
-        speaker_of_unit, session_of_unit = units
+        codes, unit = ((column << _SESSION_BITS) + side.sessions).unique(return_inverse=True)
     # Rows in an order of their values: rounding of a sum depends on the order, and on what is subtracted first.
     middle = side.value_order[len(vectors) // 2 :][:1]
     anchor = widen(vectors[middle]).sum(dim=0)  # zeros when there is no row
-    sums = anchor.new_zeros(len(speaker_of_unit), vectors.shape[1])
+    sums = anchor.new_zeros(len(codes), vectors.shape[1])
     # In pieces, so that there is never a second, wider copy of all utterances.
     for rows in side.value_order.split(max(1, 2**20 // max(1, vectors.shape[1]))):
         sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
-    counts, units_of = count_values(unit, len(sums)), count_values(speaker_of_unit, len(names))
+    counts, units_of = count_values(unit, len(sums)), count_values(codes >> _SESSION_BITS, len(names))
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))
     order = side.argsort_by(unit)
     references = References(vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row)
-    return references, unit, session_of_unit
+    return references, codes, unit
 
 
 def _row_places_in_units(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
@@ -195,17 +197,6 @@ def _row_places_in_units(references: References, unit_of_row: Tensor, keys: Tens
     is_new[1:] = (unit[1:] != unit[:-1]) | (key[1:] != key[:-1])
     place = torch.where(is_new, torch.arange(len(rows), device=rows.device), 0).cummax(0).values
     return torch.empty_like(rows).scatter(0, rows, place - references.first_row[unit])
-
-
-def _find_units_of_sessions(
-    sessions: Tensor, column: Tensor, references: References, session_of_unit: Tensor
-) -> Tensor:
-    """Return the number of the unit, among those of its speaker, with the session of each probe; -1 where none has."""
-    speaker = torch.arange(len(references.units), device=sessions.device).repeat_interleave(references.units)
-    pairs = torch.stack([torch.cat([speaker, column]), torch.cat([session_of_unit, sessions])])
-    codes = torch.unique(pairs, dim=1, return_inverse=True)[1]
-    unit = find_indices(codes[: len(speaker)], codes[len(speaker) :])
-    return torch.where(unit >= 0, unit - references.first_unit[column], -1)
 
 
 def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True) -> Iterator[ScoreRows]:
