@@ -1,23 +1,19 @@
 """The page as its readers see it, in headless Chromium: wide and on a phone, light and dark, by keyboard, by axe."""
 
-import asyncio
-import importlib.util
-from pathlib import Path
+import shutil
 
 import pytest
-from browser import CHROMIUM, VIEWS, browser
+from axe_playwright_python.sync_playwright import Axe
 from cli.cases import run, write_embeddings
+from playwright.sync_api import sync_playwright
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
-
-_FOUND = importlib.util.find_spec("axe_playwright_python")
-AXE = None if _FOUND is None or _FOUND.origin is None else Path(_FOUND.origin).with_name("axe.min.js")
-LOOK = """axe.run(document, {resultTypes: ["violations"]}).then(result => result.violations.map(
-    one => `${one.id}: ${one.help}: ${one.nodes.map(node => node.html.slice(0, 200)).join(" ")}`))"""
+SCROLLED = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def paths(tmp_path_factory):
     """One system, in groups and a population, and several of long names."""
     folder = tmp_path_factory.mktemp("pages")
     path = write_embeddings(folder / "e.npz")
@@ -28,39 +24,41 @@ def pages(tmp_path_factory):
     return [folder / name / "report.html" for name in ("one", "several", "two")]
 
 
-def look(pages, found):
-    """What is found on each page in each view."""
-
-    async def all_views():
-        wrong = []
-        async with browser() as tab:
-            for page in pages:
-                for view in VIEWS:
-                    await tab.open(page.as_uri(), view)
-                    wrong += [f"{page.parent.name}, {view.name}: {what}" for what in await found(tab)]
-            return wrong, tab.complaints
-
-    return asyncio.run(all_views())
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
 
 
-def test_page_has_no_browser_errors_and_no_horizontal_scroll(pages):
-    async def found(tab):
-        document = "document.documentElement"
-        pixels = await tab.run(f"{document}.scrollWidth - {document}.clientWidth")
-        return [pixels] if pixels > 0 else []
+@pytest.fixture(params=[(1400, 900), (390, 844)], ids=["wide", "phone"])
+def pages(request, browser, paths):
+    """The pages in light and in dark; they must not complain."""
+    width, height = request.param
+    contexts = [
+        browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, is_mobile=width < 600)
+        for scheme in ("light", "dark")
+    ]
+    pages, complaints = [context.new_page() for context in contexts for _ in paths], []
+    for page, path in zip(pages, 2 * paths, strict=True):
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.goto(path.as_uri())
+    yield pages
+    assert complaints == []
+    for context in contexts:
+        context.close()
 
-    assert look(pages, found) == ([], [])
+
+def test_no_page_scrolls_horizontally(pages):
+    assert [page.evaluate(SCROLLED) for page in pages] == [0] * len(pages)
 
 
-@pytest.mark.skipif(AXE is None, reason="no axe-playwright-python, which brings axe")
 def test_axe_finds_nothing_on_a_page_nor_on_an_enlarged_figure(pages):
-    async def found(tab):
-        await tab.run(AXE.read_text(encoding="utf-8") + "; 0")
-        closed = await tab.run(LOOK)
-        await tab.run("document.querySelector('figure button').click()")
-        return closed + await tab.run(LOOK)
-
-    assert look(pages, found) == ([], [])
+    for page in pages:
+        closed = Axe().run(page)
+        page.evaluate("document.querySelector('figure button').click()")
+        for found in (closed, Axe().run(page)):
+            assert found.violations_count == 0, found.generate_report()
 
 
 BROKEN = """[...document.querySelectorAll("#results ~ * th, .cards li")].flatMap(cell => {
@@ -77,27 +75,23 @@ RIGHT_OF_OP = """[...document.querySelectorAll("thead th")].filter(th => th.text
 
 
 def test_words_are_not_broken_and_op_column_is_visible(pages):
-    async def found(tab):
-        await tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
-        width, edges = await tab.run("window.innerWidth"), await tab.run(RIGHT_OF_OP)
-        hidden = [edge for edge in edges if edge > width]
-        return [*(await tab.run(BROKEN)), *hidden, *([] if len(edges) > 4 else ["no OP"])]
+    for page in pages[::3]:  # of one system
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert page.evaluate(BROKEN) == []
+        edges = page.evaluate(RIGHT_OF_OP)
+        assert len(edges) > 4
+        assert max(edges) <= page.evaluate("window.innerWidth")
 
-    assert look(pages[:1], found) == ([], [])
 
-
-def test_a_page_is_light(pages):
-    assert max(page.stat().st_size for page in pages) < 1_000_000
+def test_a_page_is_light(paths):
+    assert max(path.stat().st_size for path in paths) < 1_000_000
 
 
 def test_a_figure_enlarges_and_closes_by_keyboard(pages):
-    async def found(tab):
-        await tab.run("document.querySelector('figure button').focus()")
-        states = []
-        for key in ("Enter", "Escape", "Enter", "Enter"):
-            await tab.press(key)
-            states.append(await tab.run("document.querySelector('dialog').open"))
-        focused = await tab.run("document.activeElement === document.querySelector('figure button')")
-        return [] if states == [True, False, True, False] and focused else [states, focused]
-
-    assert look(pages[:1], found) == ([], [])
+    page, states = pages[0], []
+    page.focus("figure button")
+    for key in ("Enter", "Escape", "Enter", "Enter"):
+        page.keyboard.press(key)
+        states.append(page.evaluate("document.querySelector('dialog').open"))
+    assert states == [True, False, True, False]
+    assert page.evaluate("document.activeElement === document.querySelector('figure button')")

@@ -40,6 +40,9 @@ _SUMMARIES = "result_for_rank*", "results_orig*.txt", "results_anon*.txt", "resu
 _KALDI = re.compile(r"^ASR-(\w+?)_(dev|test)_asr_(\w+)\s.*%WER\s+([\d.]+)", re.MULTILINE)
 
 
+_EncoderFiles = dict[tuple[str, ...], Path]  # vectors of a set by its name, scores by the names of both sets compared
+
+
 class TrialSet(NamedTuple):
     """A set of trials: its vectors by dataset, its scores by condition, and the lists that go with it."""
 
@@ -81,7 +84,7 @@ class ChallengeResult(NamedTuple):
     def official_weights(self) -> dict[str, float]:
         """Weights of the sets in the averages of the challenge; empty if a set has no official weight."""
         kinds = {name: re.sub(r"_(dev|test)", "", name) for name in self.pooled_sets}
-        if all(kind.endswith("_mixed") for kind in kinds.values()):
+        if all(name.endswith("_mixed") for name in kinds):
             return dict.fromkeys(kinds, 1 / len(kinds))
         return {name: _WEIGHTS[kind] for name, kind in kinds.items()} if set(kinds.values()) <= set(_WEIGHTS) else {}
 
@@ -91,18 +94,6 @@ class ChallengeResult(NamedTuple):
         suffixes = {_ORIGINAL_ATTACKER: ", lazy-informed", _PROTECTED_ATTACKER: ", semi-informed"}
         ignorant = "" if self.attacker == _PROTECTED_ATTACKER else ", ignorant"
         return {"OO": "OO", "OP": f"OA{ignorant}", "PP": f"AA{suffixes.get(self.attacker, '')}"}
-
-
-class _EncoderFiles(NamedTuple):
-    """Files of one encoder: vectors by set, and scores by the sets compared."""
-
-    vectors: dict[str, Path]
-    scores: dict[tuple[str, str], Path]
-
-    @property
-    def set_names(self) -> set[str]:
-        names = {*self.vectors, *(name for pair in self.scores for name in pair)}
-        return {name for name in names if re.fullmatch(".+_(enrolls|trials).*", name)}
 
 
 class RecipeLists:
@@ -175,19 +166,19 @@ def find_score_and_vector_files(folder: Path) -> list[ChallengeResult]:
 
 def _find_encoders(folder: Path) -> dict[Path, _EncoderFiles]:
     """Return the folders with one subfolder per set: each belongs to one encoder or one run of a recipe."""
-    encoders: dict[Path, _EncoderFiles] = defaultdict(lambda: _EncoderFiles({}, {}))
+    encoders: dict[Path, _EncoderFiles] = defaultdict(dict)
     for path in (path for name in _VECTOR_FILES for path in sorted(folder.rglob(name))):
-        if path.parent.name == "spk-level" or path.parent.name.startswith("temp"):
-            continue
         of_set = path.parent.parent if path.parent.name == "utt-level" else path.parent
-        is_nested = of_set.parent.name == "emb_xvect" and of_set.parent != folder
-        root = of_set.parent.parent if is_nested else of_set.parent
-        encoders[root].vectors.setdefault(of_set.name.removeprefix("xvect_"), path)  # prefix of some recipes
+        name = of_set.name.removeprefix("xvect_")  # of some recipes
+        is_of_utterances = path.parent.name != "spk-level" and not path.parent.name.startswith("temp")
+        if is_of_utterances and re.fullmatch(".+_(enrolls|trials).*", name):
+            is_nested = of_set.parent.name == "emb_xvect" and of_set.parent != folder
+            encoders[of_set.parent.parent if is_nested else of_set.parent].setdefault((name,), path)
     for path in sorted(folder.rglob("scores*")):
         match = _SCORE_FOLDER.fullmatch(path.parent.name)
         if match and path.name in ("scores", "scores.gz"):
-            encoders[path.parent.parent].scores[match["enrol"], match["trial"]] = path
-    return {root: files for root, files in encoders.items() if files.set_names}
+            encoders[path.parent.parent][match["enrol"], match["trial"]] = path
+    return encoders
 
 
 def _find_attacker_encoder(root: Path) -> Literal["ASV_eval", "ASV_eval^anon", ""]:
@@ -209,14 +200,15 @@ def _anonymiser_suffix(name: str) -> str:
 
 def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[ChallengeResult]:
     """Return the results of one encoder: one of each anonymiser and dataset."""
-    names = {name.removesuffix(_anonymiser_suffix(name)) for name in files.set_names if "_trials" in name}
+    suffix_of = {name: _anonymiser_suffix(name) for names in files for name in names}
+    originals = {name.removesuffix(suffix) for name, suffix in suffix_of.items() if "_trials" in name}
     by_suffix_and_dataset: dict[tuple[str, str], list[TrialSet]] = defaultdict(list)
-    for suffix, trial in product(sorted({*map(_anonymiser_suffix, files.set_names)} - {""}), sorted(names)):
+    for suffix, trial in product(sorted({*suffix_of.values()} - {""}), sorted(originals)):
         base, _, subset = trial.partition("_trials")
         enrol = f"{base}_enrolls"
         pairs = {"OO": (enrol, trial), "OP": (enrol, trial + suffix), "PP": (enrol + suffix, trial + suffix)}
-        vectors = {name: files.vectors[name] for pair in pairs.values() for name in pair if name in files.vectors}
-        scores = {condition: files.scores[pair] for condition, pair in pairs.items() if pair in files.scores}
+        vectors = {name: files[name,] for pair in pairs.values() for name in pair if (name,) in files}
+        scores = {condition: files[pair] for condition, pair in pairs.items() if pair in files}
         is_union = subset.endswith("_all")  # of other sets
         if not is_union and (trial + suffix in vectors or {"OP", "PP"} & set(scores)):
             dataset = next((name for name in ("dev", "test") if name in base.split("_")), "")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import LambdaCallback
 from pytorch_lightning.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.markup import escape
@@ -55,10 +56,8 @@ def demo(options: Namespace, console: Console) -> None:
     order = torch.randperm(len(voices.speaker_names), generator=generator)
     is_held_out = torch.isin(voices.speakers, order[:NUM_HELD_OUT])
     num_training = len(voices.speaker_names) - NUM_HELD_OUT
-    console.print(
-        f"Training on {num_training} synthetic speakers, measuring on {NUM_HELD_OUT} others "
-        f"({int(is_held_out.sum())} utterances)."
-    )
+    others = f"{NUM_HELD_OUT} others ({int(is_held_out.sum())} utterances)"
+    console.print(f"Training on {num_training} synthetic speakers, measuring on {others}.")
     model = _train_anonymiser(voices, is_held_out, options)
     systems = _evaluate_systems(voices, is_held_out, model, generator)
     lead = (
@@ -93,10 +92,7 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespac
             check_val_every_n_epoch=max(1, options.epochs // _NUM_VALIDATIONS),
             accelerator="cpu",
             logger=TensorBoardLogger(options.out, name="tensorboard", default_hp_metric=False),
-            callbacks=[
-                monitor,
-                pl.callbacks.LambdaCallback(on_train_epoch_end=lambda t, _: set_done(t.current_epoch + 1)),
-            ],
+            callbacks=[monitor, LambdaCallback(on_train_epoch_end=lambda t, _: set_done(t.current_epoch + 1))],
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
@@ -200,11 +196,9 @@ class KeyedAnonymiser(pl.LightningModule):
 def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator) -> Tensor:
     """Return protected embeddings of all rows, in the manner of baseline B1 of the VoicePrivacy challenge.
 
-    B1 gives every speaker the average x-vector of many speakers of a pool and synthesises speech from it. Here each
-    session of a speaker gets the average of ten random training speakers, and every utterance keeps its difference
-    from its speaker's mean, since no synthesis makes two utterances the same. B1 draws from the farthest speakers of
-    the pool; with a pool this small that would make speakers *less* like themselves than like others, and an
-    attacker would only have to reverse the sign.
+    Each session of a speaker gets the average of ten random training speakers, and every utterance keeps its difference
+    from its speaker's mean. B1 draws from the farthest speakers of a large pool; in this small one that would make
+    speakers *less* like themselves than like others, and an attacker would only have to reverse the sign.
     """
     means = torch.stack([voices.original[voices.speakers == speaker].mean(0) for speaker in voices.speakers.unique()])
     pool = means[voices.speakers[is_pool].unique()]

@@ -38,7 +38,7 @@ from vpmetrics.cli.outputs import Content, check_output_options, publish
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run
 from vpmetrics.cli.tables import clean
-from vpmetrics.cli.trial_files import TrialFile, Trials, has_score_column, label_trials, read_key, read_map, read_scores
+from vpmetrics.cli.trial_files import Trials, has_score_column, label_trials, read_key, read_map, read_scores
 from vpmetrics.cli.trial_protocol import (
     TrialEmbeddings,
     add_attacks_and_matrices,
@@ -103,7 +103,15 @@ def compare(options: Namespace, console: Console) -> None:
         inputs = {name: (None, shared, [file]) if shared else (file, (), ()) for name, file in sources.items()}
         systems = _evaluate_embeddings(options, inputs)
     else:
-        systems = _compare_scores(options, sources)
+        _reject_unused_option(options, "score files")
+        files_of = {}
+        for name, source in sources.items():
+            files = {"OO": options.oo} if options.oo else {}
+            conditions, paths = ("OP", "PP") if "," in source or files else ("",), source.split(",")
+            if len(paths) > 2:
+                raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} score files for {name}.")
+            files_of[name] = files | dict(zip(conditions, paths, strict=False))
+        systems = _evaluate_scores(options, files_of, options.key)
     _publish_with_utility(options, f"{len(systems)} systems side by side", systems, console)
 
 
@@ -147,7 +155,9 @@ def _evaluate_inputs(options: Namespace, side_options: Sequence[str]) -> list[Ev
     if has_embeddings and (options.oo or options.op or options.pp or options.key or options.fit):
         raise InputError("Expected embeddings or score files, but got both.")
     if not has_embeddings:
-        return [_evaluate_scores(options)]
+        _reject_unused_option(options, "score files")
+        files, key = _find_score_files(options)
+        return _evaluate_scores(options, {options.title: files}, key)
     if len(inputs) == 2 and not side_options:
         options.original, options.protected, options.inputs = [inputs[0]], [inputs[1]], []
         if options.title == printable(Path(inputs[0]).name):  # which is the default
@@ -265,76 +275,68 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
     return [system for short, systems in by_attacker.items() for system in prepend_strongest_encoder(short, systems)]
 
 
-def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
-    _reject_unused_option(options, "score files")
-    scored = {name: path for name in ("OO", "OP", "PP") if (path := getattr(options, name.lower())) is not None}
-    key_file = options.key
+def _find_score_files(options: Namespace) -> tuple[dict[str, str], str | None]:
+    """Return the score files of one system by condition, which is empty where none is named, and the key."""
+    files = {name: path for name in ("OO", "OP", "PP") if (path := getattr(options, name.lower())) is not None}
+    key = options.key
     if options.inputs:
-        if scored or (len(options.inputs) > 1 and options.key) or len(options.inputs) > 2:
+        if files or (len(options.inputs) > 1 and key) or len(options.inputs) > 2:
             raise InputError("Expected SCORES and KEY, or --oo, --op, --pp with --key, but got a mixture.")
-        scored, key_file = {"": options.inputs[0]}, [*options.inputs, options.key][1]
-    if not scored:
+        files, key = {"": options.inputs[0]}, [*options.inputs, key][1]
+    if not files:
         raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
-    if options.fit and not {"", "OP"} & set(scored):
+    if options.fit and not {"", "OP"} & set(files):
         raise InputError("Expected the scores that --fit is to calibrate: SCORES or --op.")
-    _reject_unused_similarity_options(options, has_named_conditions=set(scored) != {""})
-    key = None if key_file is None else read_key(key_file, options.key_columns)
-    trials = _read_trials(options, scored, key)
-    if not options.fit:
-        return _evaluate_trials(options.title, trials, options)
-    if len(options.fit) > 2:
-        raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
-    fit = read_scores(options.fit[0], options.score_columns)
-    if len(options.fit) > 1:
-        key = read_key(options.fit[1], options.key_columns)
-    elif "is_target" in fit.frame.columns:
-        key = None
-    return _evaluate_trials(options.title, trials, options, label_trials(fit, key, options.strict))
+    return files, key
 
 
-def _compare_scores(options: Namespace, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
-    _reject_unused_option(options, "score files")
-    _reject_unused_similarity_options(options, bool(options.oo) or "," in next(iter(sources.values())))
-    key = None if options.key is None else read_key(options.key, options.key_columns)
-    shared = _read_trials(options, {"OO": options.oo} if options.oo else {}, key)
-    systems = []
-    for name, source in sources.items():
-        conditions, paths = ("OP", "PP") if "," in source or shared else ("",), source.split(",")
-        if len(paths) > 2:
-            raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} score files for {name}.")
-        trials = _read_trials(options, dict(zip(conditions, paths, strict=False)), key)
-        systems.append(_evaluate_trials(name, {**shared, **trials}, options))
-    return systems
-
-
-def _read_trials(options: Namespace, paths: Mapping[str, str], key: TrialFile | None) -> dict[str, Trials]:
-    files = {condition: read_scores(path, options.score_columns) for condition, path in paths.items()}
-    return {condition: label_trials(file, key, options.strict) for condition, file in files.items()}
-
-
-def _evaluate_trials(
-    name: str, trials: Mapping[str, Trials], options: Namespace, fit: Trials | None = None
-) -> EvaluatedSystem:
-    with show_progress(f"calibrating {name}"):
-        speaker_of = {} if options.speakers is None else read_map(options.speakers)
-        for one in trials.values() if options.speakers else ():
-            if "trial" not in one.frame.columns:
-                raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
-            for names in (one.frame["enrol"], one.frame["trial"]):
-                missing = names.filter(look_up_speakers_or_null(names, speaker_of).is_null()).unique().sort()
-                if len(missing):
-                    message = f"expected the speaker of every utterance, but {len(missing):,} are missing"
-                    raise InputError(f"{message}: {quote(missing[0])}", options.speakers)
-        return evaluate_trials(name, trials, fit, speaker_of, options.similarity or "geometric", options.intervals)
-
-
-def _reject_unused_similarity_options(options: Namespace, has_named_conditions: bool) -> None:
-    """Raise where --utt2spk or --similarity does nothing: matrices need both a condition and speakers."""
-    if options.speakers and not has_named_conditions and (options.similarity or options.intervals is None):
+def _evaluate_scores(
+    options: Namespace, files_of: Mapping[str, Mapping[str, str]], key_file: str | None
+) -> list[EvaluatedSystem]:
+    """Evaluate systems from their score files in each condition; they share that of original speech."""
+    has_conditions = set(next(iter(files_of.values()))) != {""}
+    if options.speakers and not has_conditions and (options.similarity or options.intervals is None):
         idle = "--similarity" if options.similarity else "--utt2spk"
         raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
     if options.similarity and not options.speakers:
         raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
+    key = None if key_file is None else read_key(key_file, options.key_columns)
+    speaker_of = {} if options.speakers is None else read_map(options.speakers)
+    systems, trials = list[EvaluatedSystem](), dict[str, Trials]()
+    for name, files in files_of.items():
+        shared = {"OO": trials["OO"]} if trials and "OO" in files else {}
+        read = {c: read_scores(path, options.score_columns) for c, path in files.items() if c not in shared}
+        trials = shared | {c: label_trials(file, key, options.strict) for c, file in read.items()}
+        fit = _read_calibration_trials(options, key) if options.fit else None
+        with show_progress(f"calibrating {name}"):
+            for one in trials.values() if options.speakers else ():
+                _check_speakers_are_listed(one, speaker_of, options.speakers)
+            systems.append(
+                evaluate_trials(name, trials, fit, speaker_of, options.similarity or "geometric", options.intervals)
+            )
+    return systems
+
+
+def _read_calibration_trials(options: Namespace, key: Trials | None) -> Trials:
+    """Read the trials of ``--fit``; without labels they take ``key``, that of the evaluated scores."""
+    if len(options.fit) > 2:
+        raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
+    file = read_scores(options.fit[0], options.score_columns)
+    if len(options.fit) > 1:
+        key = read_key(options.fit[1], options.key_columns)
+    elif "is_target" in file.frame.columns:
+        key = None
+    return label_trials(file, key, options.strict)
+
+
+def _check_speakers_are_listed(trials: Trials, speaker_of: Mapping[str, str], path: str) -> None:
+    if "trial" not in trials.frame.columns:
+        raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
+    for names in trials.frame.select("enrol", "trial"):
+        missing = names.filter(look_up_speakers_or_null(names, speaker_of).is_null()).unique().sort()
+        if len(missing):
+            message = f"expected the speaker of every utterance, but {len(missing):,} are missing: {quote(missing[0])}"
+            raise InputError(message, path)
 
 
 def _make_metric(options: Namespace, default_scoring: Scoring | None = None) -> VoicePrivacy:

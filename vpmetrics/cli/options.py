@@ -9,7 +9,7 @@ from pathlib import Path
 from vpmetrics import __version__
 
 CONFIDENCE = 0.95  # of intervals
-_OF_ONE_SYSTEM = "protected", "utterances", "sessions", "references", "enrolls", "groups", "weights"
+_OF_ONE_SYSTEM = "protected", "utterances", "sessions", "references", "enrolls", "groups", "weights", "fit"
 
 _EVALUATE = """\
 Evaluate one anonymiser: a summary in the terminal and, if asked for, JSON,

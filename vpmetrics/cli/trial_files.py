@@ -42,21 +42,15 @@ _MOST_COLUMNS = 1000
 _PAIR = ("enrol", "trial")
 
 
-class TrialFile(NamedTuple):
-    """The trials of one file in its order: columns ``enrol`` and ``trial`` if named, ``score``, ``is_target``."""
-
-    path: str
-    frame: pl.DataFrame
-
-
 class Trials(NamedTuple):
-    """Trials with columns ``score``, ``is_target`` and, if named, ``enrol`` and ``trial``; notes on missing ones."""
+    """Trials with columns ``enrol`` and ``trial`` if named, ``score`` or ``is_target``; notes on missing ones."""
 
     frame: pl.DataFrame
     notes: tuple[str, ...] = ()
+    path: str = ""
 
 
-def read_scores(path: str | Path, columns: Sequence[str] | None = None) -> TrialFile:
+def read_scores(path: str | Path, columns: Sequence[str] | None = None) -> Trials:
     """Read lines ``enrol trial score``, with a label after it if any, or lines ``score label``.
 
     ``columns``: their names, ``enrol``, ``trial``, ``score``, ``label`` or others, where they are in another order.
@@ -65,7 +59,7 @@ def read_scores(path: str | Path, columns: Sequence[str] | None = None) -> Trial
     return _read_trials(path, columns, "score", "enrol trial score [target|nontarget]", usual)
 
 
-def read_key(path: str | Path, columns: Sequence[str] | None = None) -> TrialFile:
+def read_key(path: str | Path, columns: Sequence[str] | None = None) -> Trials:
     """Read lines ``enrol trial target|nontarget``; other columns are left out."""
     return _read_trials(path, columns, "label", "enrol trial target|nontarget", {3: "enrol trial label"})
 
@@ -112,7 +106,7 @@ def has_score_column(path: str) -> bool:
     return "score" in map(_column_role, re.split("[,\t]", line))
 
 
-def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False) -> Trials:
+def label_trials(scores: Trials, key: Trials | None, strict: bool = False) -> Trials:
     """Join scores with their labels by name, in the order of the scores.
 
     Without ``key``, ``scores`` must contain the labels. ``strict``: raise for scores without a label and labels without
@@ -187,7 +181,7 @@ class _Table(NamedTuple):
 
 def _read_trials(
     path: str | Path, columns: Sequence[str] | None, required: str, expected: str, usual: dict[int, str]
-) -> TrialFile:
+) -> Trials:
     """Read trials by the role of each column: as given, as named in the file, or as usual for their number."""
     table = _read_table(path, expected)
     width, named = table.frame.width, [_column_role(name) for name in table.frame.columns]
@@ -208,7 +202,7 @@ def _read_trials(
         trials["is_target"] = is_target = labels.is_in(_TARGET)
         table.check_values(texts, is_target | labels.is_in(_NONTARGET), "target or nontarget")
     record_file(path, f"{len(table.frame):,} trials, columns {' '.join(column_of)}")
-    return TrialFile(str(path), pl.DataFrame(trials))
+    return Trials(pl.DataFrame(trials), path=str(path))
 
 
 def _column_role(name: str) -> str:
