@@ -1,7 +1,6 @@
 """Several encoders of one system: the combined report leads with the one that discloses most."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -10,14 +9,10 @@ from samples import voices
 
 from vpmetrics import combine_reports
 
-headline_report = partial(make_report, metrics="headline")
-
 
 def reports(speakers=20, leaks=(0.3, 0.9), **settings):
-    return {
-        name: headline_report(voices(speakers=speakers, leak=leak), **settings)
-        for name, leak in zip(("weak", "strong"), leaks, strict=True)
-    }
+    rows = {name: voices(speakers=speakers, leak=leak) for name, leak in zip(("weak", "strong"), leaks, strict=True)}
+    return {name: make_report(each, metrics="headline", **settings) for name, each in rows.items()}
 
 
 def test_combined_headline_comes_from_the_worst_encoder():
@@ -25,11 +20,11 @@ def test_combined_headline_comes_from_the_worst_encoder():
     combined = combine_reports(found)
     assert combined.encoder == "strong"
     assert combined.leading is found["strong"]
-    headline, single = combined.headline, found["strong"].headline
-    assert (headline.disclosure, headline.level) == (single.disclosure, single.level)
-    assert headline.attack == f"{single.attack} of strong"
-    assert len(combined.checks) == sum(len(report.checks) for report in found.values())
-    assert combined.checks[0].name == f"weak: {found['weak'].checks[0].name}"
+    single = found["strong"].headline
+    assert combined.headline[:2] == single[:2]
+    assert combined.headline.attack == f"{single.attack} of strong"
+    names = [f"{name}: {check.name}" for name, report in found.items() for check in report.checks]
+    assert [check.name for check in combined.checks] == names
     assert combined.table()["weak"]["disclosure"] == float(found["weak"].scalars["disclosure"])
     assert f"disclosure {single.disclosure:.3f} bit" in str(combined)
 
@@ -50,7 +45,7 @@ def test_interval_accounts_for_encoder_selection():
 def test_the_interval_stays_within_the_range():
     original, protected, speakers = voices(speakers=6).values()
     found = {
-        name: headline_report((original, original + 0.01 * noise * protected, speakers), intervals=0.95)
+        name: make_report((original, original + 0.01 * noise * protected, speakers), metrics="headline", intervals=0.95)
         for name, noise in (("a", 0.9), ("b", 1.0))
     }
     headline = combine_reports(found).headline
@@ -66,6 +61,6 @@ def test_reports_of_other_speakers_are_not_combined():
 
 @pytest.mark.filterwarnings("ignore:There are no", "ignore:.*The result is NaN")
 def test_encoder_without_headline_is_never_preferred():
-    unknown = headline_report({"original": torch.randn(4, 3), "speakers": torch.arange(4) // 2})
+    unknown = make_report({"original": torch.randn(4, 3), "speakers": torch.arange(4) // 2}, metrics="headline")
     assert combine_reports({"none": unknown}).headline is None
     assert combine_reports({"none": unknown, **reports()}).encoder == "strong"

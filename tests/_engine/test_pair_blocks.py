@@ -1,12 +1,10 @@
 """The loop over pairs: every trial once, whatever the block size, the number of ranks, sessions and groups."""
 
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 
-import numpy as np
 import pytest
-import reference
 import torch
-from cases import embeddings, join
+from cases import embeddings, join, take
 from reports import make_report
 from torch.nn.functional import normalize
 from torch.testing import assert_close
@@ -16,21 +14,18 @@ from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.distributed import Processes
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.pair_blocks import PairBlocks
-from vpmetrics._engine.scorers import SCORERS, prepare_rows
+from vpmetrics._engine.scorers import SCORERS
 from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.data import demo_voices
 
 SIDES = {"original": 0, "protected": 1}
 
 
-def labelled(**columns):
+def labelled(*names):
     """Rows with sessions, groups and recordings, as far as they are asked for."""
     rows = join(embeddings())
-    count = len(rows["speakers"])
-    place = rows["speakers"].unique(return_inverse=True)[1]
-    known = {"sessions": torch.arange(count) % 3, "groups": place % 2, "utterances": torch.arange(count) // 2 * 2}
-    known["utterances"] = known["utterances"] + 1000 * place  # the same only for the same speaker
-    return rows | {name: known[name] for name in columns}
+    count, place = len(rows["speakers"]), rows["speakers"].unique(return_inverse=True)[1]
+    return rows | {name: {"sessions": torch.arange(count) % 3, "groups": place % 2}[name] for name in names}
 
 
 def form_pairs(rows, name, **settings):
@@ -41,53 +36,42 @@ def form_pairs(rows, name, **settings):
 
 
 def expected_trials(rows, name):
-    """Every pair by a loop, from the definition of the condition."""
-    condition, unit = CONDITIONS[name], [normalize(rows[side].double()) for side in SIDES]
+    """Scores and labels of every pair by a loop, from the definition of the condition."""
+    condition, unit = CONDITIONS[name], [normalize(rows[side].double()) for side in ("original", "protected")]
     first, second = unit[SIDES[condition.enrolment]], unit[SIDES[condition.test]]
     count, found = len(rows["speakers"]), []
-    speakers, sessions, groups = (
-        rows.get(key, torch.zeros(count)).tolist() for key in ("speakers", "sessions", "groups")
-    )
-    pairs = combinations(range(count), 2) if condition.is_same_side else product(range(count), repeat=2)
-    for i, j in pairs:
-        is_target = speakers[i] == speakers[j]
-        if (not condition.is_same_side and i == j) or groups[i] != groups[j]:
-            continue
+    names, sessions, groups = (rows.get(key, torch.zeros(count)).tolist() for key in ("speakers", "sessions", "groups"))
+    for i, j in combinations(range(count), 2) if condition.is_same_side else permutations(range(count), 2):
+        is_target = names[i] == names[j]
         wanted = {"any": True, "same": sessions[i] == sessions[j], "other": sessions[i] != sessions[j]}
-        if is_target and not wanted[condition.target_sessions]:
-            continue
-        found.append((float(first[i] @ second[j]), is_target))
-    return found
+        if groups[i] == groups[j] and (not is_target or wanted[condition.target_sessions]):
+            found.append((is_target, float(first[i] @ second[j])))
+    return sorted(found)
 
 
-@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
-@pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_every_trial_occurs_once_for_any_block_size(condition, size):
-    rows = join(embeddings())
+@pytest.mark.parametrize(
+    ("condition", "size", "columns"),
+    [
+        *product(("OO", "OP", "PP"), (1, 7, 64, 1000), ((),)),
+        *product(CONDITIONS, (40,), (("sessions",), ("sessions", "groups"))),
+    ],
+)
+def test_every_trial_occurs_once_for_any_block_size(condition, size, columns):
+    rows = labelled(*columns)
     pairs = form_pairs(rows, condition, block_size=size)
     scores, labels = pairs.scores_and_labels()
-    arrays = (rows["original"].numpy(), rows["protected"].numpy(), rows["speakers"].numpy())
-    expected, target, _ = reference.similarity.trials(*arrays, condition)
+    expected = expected_trials(rows, condition)
+    assert sorted(labels.tolist()) == [is_target for is_target, _ in expected]
     for label in (False, True):
-        ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
-        assert_close(ours.numpy(), theirs)
-    both = pairs.trial_speakers()
-    assert torch.equal(both[0] == both[1], pairs.scores_and_labels()[1])
+        of_label = torch.tensor([score for is_target, score in expected if is_target == label]).double()
+        assert_close(scores[labels == label].sort().values, of_label)
     # Only blocks of the same speakers have masks, and those that are left to targets are these.
     for group in pairs.row_groups():
         near = [block.columns for block in pairs.blocks(group, has_targets=True)]
         assert near == [block.columns for block in pairs.blocks(group) if block.is_target is not None]
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("columns", [("sessions",), ("sessions", "groups")], ids=lambda names: "+".join(names))
-def test_sessions_and_groups_select_trials(condition, columns):
-    rows = labelled(**dict.fromkeys(columns))
-    scores, labels = form_pairs(rows, condition, block_size=40).scores_and_labels()
-    expected = expected_trials(rows, condition)
-    for label in (False, True):
-        ours = scores[labels == label].sort().values
-        assert_close(ours, torch.tensor(sorted(s for s, is_target in expected if is_target == label)).double())
+    if not columns:
+        both = pairs.trial_speakers()
+        assert torch.equal(both[0] == both[1], labels)
 
 
 @pytest.mark.parametrize("condition", ["OO", "OP"])
@@ -129,25 +113,17 @@ def test_bins_agree_with_scores(monkeypatch, similarity):
 def test_prepared_rows_are_independent_of_order(scoring, dtype):
     rows = join(embeddings(dtype=dtype))
     mixed = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(0))
-    sides = []
-    for order in (torch.arange(len(mixed)), mixed):
-        pairs = form_pairs({key: column[order] for key, column in rows.items()}, "OO", scorer=SCORERS[scoring])
-        sides.append(pairs.enrolment.embeddings)
+    sides = [
+        form_pairs(take(rows, order), "OO", scorer=SCORERS[scoring]).enrolment.embeddings
+        for order in (slice(None), mixed)
+    ]
     assert torch.equal(*sides)
-    side = deduplicate_and_index(pack_utterances(**rows)).original
-    centre = (
-        side.embeddings[side.value_order].double().mean(0) if scoring == "euclidean" else side.embeddings.new_zeros(())
-    )
-    expected = prepare_rows(
-        side.embeddings[side.argsort_by(side.speaker_index)], SCORERS[scoring], centre, torch.float64
-    )
-    assert torch.equal(sides[0], expected)
 
 
 def test_permutation_stays_within_groups_for_any_labels():
     found = []
     for relabel in (lambda labels: labels, lambda labels: 7 - 13 * labels):
-        rows = labelled(groups=True)
+        rows = labelled("groups")
         rows["speakers"] = relabel(rows["speakers"])
         pairs = form_pairs(rows, "OP")
         permuted, speaker, shift = pairs.permute_speakers([1, 2])
@@ -155,14 +131,12 @@ def test_permutation_stays_within_groups_for_any_labels():
         assert torch.equal(groups[speaker], groups[permuted.test.speaker_index])
         assert (speaker != permuted.test.speaker_index).all()
         assert torch.equal(speaker.bincount(), 2 * pairs.test.speaker_index.bincount())
-        scores = [[], []]
-        for block in (block for group in permuted.row_groups() for block in permuted.blocks(group, has_targets=True)):
-            for turn in (1, 2):
-                is_turn = block.is_target & (shift[block.columns] == turn)
-                scores[turn - 1].append(block.scores[is_turn])
-        scores = [torch.cat(each).sort().values for each in scores]
-        assert not torch.equal(scores[0], scores[1])
-        found.append(scores)
+        found.append([])
+        for turn in (1, 2):
+            blocks = (block for group in permuted.row_groups() for block in permuted.blocks(group, has_targets=True))
+            scores = [block.scores[block.is_target & (shift[block.columns] == turn)] for block in blocks]
+            found[-1].append(torch.cat(scores).sort().values)
+        assert not torch.equal(*found[-1])
     assert_close(found[1], found[0], atol=1e-12, rtol=0)
 
 

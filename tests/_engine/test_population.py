@@ -5,6 +5,8 @@ from itertools import combinations
 
 import pytest
 import torch
+from cases import assert_same
+from reports import compute
 from samples import made_systems, people
 from torch.testing import assert_close
 
@@ -21,33 +23,23 @@ def test_conversations_average_disjoint_utterances_of_one_speaker_and_session():
     made = conversations(original, protected, speakers, 3, sessions)
     sizes = torch.unique(torch.stack([speakers, sessions]), dim=1, return_counts=True)[1] // 3
     assert len(made.speakers) == sizes.sum()
-    members = [
-        [row for row in range(55) if speakers[row] == speaker and sessions[row] == session]
-        for speaker, session in zip(made.speakers, made.sessions, strict=True)
-    ]
-
     used = []
-    for number, rows in enumerate(members):
-        of = [
-            trio
-            for trio in combinations(rows, 3)
-            if torch.allclose(original[list(trio)].mean(0), made.original[number])
-        ]
-        assert len(of) == 1
-        assert_close(protected[list(of[0])].mean(0), made.protected[number])
-        used += of[0]
+    for number, (speaker, session) in enumerate(zip(made.speakers, made.sessions, strict=True)):
+        members = ((speakers == speaker) & (sessions == session)).nonzero().flatten().tolist()
+        trios = [list(trio) for trio in combinations(members, 3)]
+        (trio,) = [trio for trio in trios if torch.allclose(original[trio].mean(0), made.original[number])]
+        assert_close(protected[trio].mean(0), made.protected[number])
+        used += trio
     assert len(set(used)) == len(used)
 
 
 def test_conversations_are_independent_of_order_and_labels():
-    original, protected, speakers = people(number=5, each=11)
-    expected = conversations(original, protected, speakers, 3)
-    rows = torch.randperm(55, generator=torch.Generator().manual_seed(0))
-    found = conversations(original[rows], protected[rows], -speakers[rows], 3)
-    order, others = (made.original[:, 0].argsort() for made in (expected, found))
-    assert_close(found.original[others], expected.original[order], rtol=0, atol=0)
-    assert_close(found.protected[others], expected.protected[order], rtol=0, atol=0)
-    assert (found.speakers[others] == -expected.speakers[order]).all()
+    rows = people(number=5, each=11)
+    mixed = torch.randperm(55, generator=torch.Generator().manual_seed(0))
+    made = [conversations(*rows, 3), conversations(rows[0][mixed], rows[1][mixed], -rows[2][mixed], 3)]
+    columns = [torch.cat([*each[:2], each.speakers[:, None].abs()], dim=1) for each in made]
+    expected, found = (each[each[:, 0].argsort()] for each in columns)
+    assert torch.equal(found, expected)
 
 
 def test_utterances_are_grouped_at_random():
@@ -82,29 +74,27 @@ def test_over_utterances_equals_the_metric_of_averages(sessions):
         metric = make()
         metric.update(original, protected, speakers, **given)
         for length, values in metric.over_utterances((1, 2, 3)).items():
-            # Conversations anew, from what the sides have in common.
-            alone = make()
-            made = averages(original, protected, speakers, length, **given)
-            alone.update(*made[:3], **{"sessions": made[3]} if sessions else {})
-            expected = alone.compute()
-            assert set(values) == set(expected)
-            for key, value in expected.items():
-                assert_close(values[key], value, rtol=0, atol=1e-7, equal_nan=True)
+            columns = averages(original, protected, speakers, length, **given)
+            if not sessions:
+                del columns["sessions"]
+            assert_same(values, compute(make(), **columns), atol=1e-7, rtol=0)
 
 
 def averages(original, protected, speakers, length, sessions=None):
     """Rows of which the library makes one, found by going through its own averages of the original side."""
-    sides = deduplicate_and_index(pack_utterances(original, protected, speakers, sessions=sessions))
-    made = average_utterances(sides, length)
+    made = average_utterances(
+        deduplicate_and_index(pack_utterances(original, protected, speakers, sessions=sessions)), length
+    )
     for side, of in ((made.original, original), (made.protected, protected)):
         for vector, speaker in zip(side.embeddings, side.speakers, strict=True):
             rows = (speakers == speaker).nonzero().flatten().tolist()
             means = [of[list(some)].mean(0) for some in combinations(rows, length)]
             assert min((mean - vector).abs().max() for mean in means) < 1e-12
     assert torch.equal(made.original.ids, made.protected.ids)
-    num_sessions = 1 if sessions is None else 2
-    assert len(made.original.speakers) == 12 // num_sessions // length * 8 * num_sessions
-    return made.original.embeddings, made.protected.embeddings, made.original.speakers, made.protected.sessions
+    of_speaker = 12 // length if sessions is None else 2 * (6 // length)
+    assert len(made.original.speakers) == 8 * of_speaker
+    sides = {"original": made.original.embeddings, "protected": made.protected.embeddings}
+    return {**sides, "speakers": made.original.speakers, "sessions": made.protected.sessions}
 
 
 def test_both_sessions_average_the_same_recordings():
@@ -113,10 +103,10 @@ def test_both_sessions_average_the_same_recordings():
     rows = pack_utterances(original.repeat(2, 1), torch.cat([protected, protected + 100]), speakers.repeat(2), **twice)
     made = average_utterances(deduplicate_and_index(rows), 3)
     assert len(made.original.speakers) == 10
-    assert sorted(made.protected.ids.tolist()) == sorted(made.original.ids.tolist() * 2)
-    first, second = (made.protected.take(made.protected.sessions == session) for session in (0, 1))
-    order = [side.ids.argsort() for side in (first, second)]
-    assert_close(first.embeddings[order[0]] + 100, second.embeddings[order[1]])
+    sides = [made.protected.take(made.protected.sessions == session) for session in (0, 1)]
+    first, second = (side.take(side.ids.argsort()) for side in sides)
+    assert first.ids.tolist() == second.ids.tolist() == sorted(made.original.ids.tolist())
+    assert_close(first.embeddings + 100, second.embeddings)
 
 
 def test_averaging_utterances_defeats_noise_but_not_keys():

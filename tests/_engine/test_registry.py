@@ -7,7 +7,7 @@ import torch
 from cases import embeddings, join
 from reports import Everything, compute
 
-from vpmetrics import VoicePrivacy
+import vpmetrics as vp
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar, scalar_keys
 from vpmetrics.functional import zebra_tag
 from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
@@ -15,7 +15,7 @@ from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
 
 def test_the_suite_returns_exactly_the_scalars_of_the_table_in_its_order():
     rows = join(embeddings())
-    keys = tuple(compute(VoicePrivacy(metrics="all"), **rows))
+    keys = tuple(compute(vp.VoicePrivacy(metrics="all"), **rows))
     assert keys == scalar_keys(has_attacks=True) == PrivacyMonitor(metrics="all").metrics
     rows["sessions"] = torch.arange(len(rows["speakers"])) % 2
     keys = tuple(compute(Everything(), **rows))
@@ -35,44 +35,34 @@ def test_every_scalar_name_is_unique_and_resolves():
     assert "within_c_ece" not in names
 
 
-def test_scalar_name_encodes_condition_and_interval_bound():
-    assert scalar("deid").condition == ""
-    assert scalar("d_ece_op_oo").condition == ""
-    assert scalar("across_d_ece_reversed").condition == "across"
+def test_scalar_name_encodes_condition_gallery_size_and_interval_bound():
+    assert [scalar(key).condition for key in ("deid", "d_ece_op_oo", "across_d_ece_reversed")] == ["", "", "across"]
     low = scalar("op_d_ece_low")
     assert (low.condition, low.direction, low.title) == ("OP", "low", "D_ECE from [bit]")
-    for unknown in ("opd_ece", "op_deid", "xx_eer", "op_", "low"):
-        with pytest.raises(KeyError):
-            scalar(unknown)
-
-
-def test_gallery_sizes_are_part_of_a_name():
     names = scalar_keys(("OP", "across"), sizes=(20, 1000))
     assert {"op_rate_20", "op_singling_out_1000_error", "op_gallery", "across_rate_1000"} <= set(names)
     assert "across_singling_out_20" not in names
-    rate = scalar("op_rate_20000")
-    assert (rate.title, rate.direction, rate.condition, rate.show(0.125)) == (
-        "found among 20,000 [%]",
-        "low",
-        "OP",
-        "12.50",
-    )
+    rate, attacked = scalar("op_rate_20000"), scalar("op_rate_20_strongest")
+    assert (rate.title, rate.direction, rate.condition) == ("found among 20,000 [%]", "low", "OP")
+    assert rate.show(0.125) == "12.50"
     assert scalar("rate_20_low").heading == "found among 20 from"
     assert scalar("pp_singling_out_20_error").direction is None
-    attacked = scalar("op_rate_20_strongest")
     assert (attacked.title, attacked.direction) == ("found among 20 after the strongest attack [%]", "low")
-    for unknown in (
-        *("rate", "op_rate", "op_rate_0", "op_rate_x", "singling_out_5_errors", "op_gallery_3", "rate_20_error"),
-        *("chance_20_strongest", "singling_out_20_strongest"),
-    ):
-        with pytest.raises(KeyError):
-            scalar(unknown)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("opd_ece", "op_deid", "xx_eer", "op_", "low", "rate", "op_rate", "op_rate_0", "op_rate_x", "rate_20_error"),
+        *("singling_out_5_errors", "op_gallery_3", "chance_20_strongest", "singling_out_20_strongest"),
+    ],
+)
+def test_unknown_names_raise(name):
+    with pytest.raises(KeyError):
+        scalar(name)
 
 
 def test_direction_matches_higher_is_better_of_classes():
-    """``higher_is_better`` of the classes was written before the table was."""
-    import vpmetrics as vp
-
     classes = {
         "deid": vp.DeIdentification,
         "d_ece": vp.ZebraDisclosure,
@@ -124,9 +114,8 @@ def test_scalars_are_formatted_for_display(key, value, text):
 
 
 def test_units_are_named():
-    assert all(scalar(key).unit.name == "bit" for key in ("alid", "cllr", "min_cllr", "lid_max", "mean_d_chance"))
-    assert scalar("l_w").title == "l_w [log10]"
-    assert scalar("linkability").title == "linkability"
+    titles = [scalar(key).title for key in ("alid", "min_cllr", "l_w", "linkability")]
+    assert titles == ["ALID [bit]", "min Cllr [bit]", "l_w [log10]", "linkability"]
 
 
 def test_the_letters_of_tags_are_those_of_the_function():

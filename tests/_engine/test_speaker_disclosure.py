@@ -9,7 +9,7 @@ from reference import rank as rank_reference
 from reference import similarity
 from reference import speakers as reference
 from reference.zebra import zebra_disclosure as reference_disclosure
-from reports import Everything, make_report
+from reports import Everything, compute, make_report
 from samples import people, planted
 from torch.testing import assert_close
 
@@ -39,52 +39,40 @@ def trials(seed=0, count=300):
     return torch.randint(20, (count,), generator=draw).double() + 5 * target, target, both
 
 
-def reported(condition="OP", rows=None, **options):
-    return make_report(uneven() if rows is None else rows, **options).conditions[condition]
-
-
 def assert_as_in_the_reference(side, names, expected):
     for column, name in enumerate(names.tolist()):
         found = [field[column].item() for field in side]
         assert found == pytest.approx(expected[name], abs=1e-9, nan_ok=True)
 
 
-def assert_weighted_means(each, scalars):
-    for key in ("mean_d", "alid"):
-        whole = (each.inputs * getattr(each, key)).sum() / each.inputs.sum()
-        assert_close(whole, scalars[key], rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_speaker_disclosure_matches_a_loop_over_trials(side):
+def test_speaker_disclosure_matches_a_loop_over_trials():
     preds, target, both = trials()
     found = speaker_disclosure(preds, target, both)
     assert found.speakers.tolist() == sorted(both.unique().tolist())
-    expected = reference.speaker_disclosure(preds.numpy(), target.numpy(), both.numpy(), side)
-    assert_as_in_the_reference(getattr(found, side), found.speakers, expected)
-
-
-@pytest.mark.parametrize("few", [True, False], ids=["exact", "binned"])
-@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
-def test_embeddings_match_a_loop_over_pairs(condition, few, monkeypatch):
-    if not few:
-        monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
-    monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 7)
-    original, protected, speakers = uneven()
-    known = reported(condition)
-    scores, target, pairs = similarity.trials(original.numpy(), protected.numpy(), speakers.numpy(), condition)
-    made = scores, target, speakers[torch.tensor(pairs).T].numpy()
     for side in SIDES:
-        # A pair within one side has no first and no second utterance.
-        expected = reference.speaker_disclosure(*made, side if condition == "OP" else "both")
-        found = getattr(known.speakers, side)
-        if few:
-            assert_as_in_the_reference(found, known.speakers.speakers, expected)
-        assert found.targets.tolist() == [values[2] for values in expected.values()]
-        assert found.nontargets.tolist() == [values[3] for values in expected.values()]
-        # What some have no trials of weighs nothing, and the rest is the whole.
-        assert_close(found.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
-        assert_close(found.l_w[~found.l_w.isnan()].max(), known.scalars["l_w"], rtol=0, atol=1e-12)
+        expected = reference.speaker_disclosure(preds.numpy(), target.numpy(), both.numpy(), side)
+        assert_as_in_the_reference(getattr(found, side), found.speakers, expected)
+
+
+@pytest.mark.parametrize("few_pairs", [pair_blocks.FEW_PAIRS, 0], ids=["exact", "binned"])
+def test_embeddings_match_a_loop_over_pairs(few_pairs, monkeypatch):
+    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", few_pairs)
+    monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 7)
+    arrays = [column.numpy() for column in uneven()]
+    for condition, known in make_report(uneven()).conditions.items():
+        scores, target, pairs = similarity.trials(*arrays, condition)
+        for side in SIDES:
+            # A pair within one side has no first and no second utterance.
+            of_pairs = arrays[2][np.array(pairs).T]
+            expected = reference.speaker_disclosure(scores, target, of_pairs, side if condition == "OP" else "both")
+            found = getattr(known.speakers, side)
+            if few_pairs:
+                assert_as_in_the_reference(found, known.speakers.speakers, expected)
+            assert found.targets.tolist() == [values[2] for values in expected.values()]
+            assert found.nontargets.tolist() == [values[3] for values in expected.values()]
+            # What some have no trials of weighs nothing, and the rest is the whole.
+            assert_close(found.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
+            assert_close(found.l_w[~found.l_w.isnan()].max(), known.scalars["l_w"], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("absent", [[2], [2, 3], [0, 5], [4]])
@@ -129,24 +117,31 @@ def test_result_is_independent_of_order_labels_and_increasing_maps():
 def test_trial_report_matches_speaker_disclosure():
     preds, target, both = trials(2)
     places = both.unique(return_inverse=True)[1]
-    report = report_trials({"OP": ScoredTrials(preds, target.bool(), places)}, num_speakers=5)
-    expected = speaker_disclosure(preds, target, both)
-    assert_close(report.conditions["OP"].speakers.probed.d_ece, expected.probed.d_ece)
-    assert_close(report.scalars["op_worst_speaker_d_ece"], expected.probed.d_ece.max())
-    assert report.scalars["op_worst_speaker"] == expected.probed.d_ece.argmax()
-    assert_close(report.scalars["op_speaker_d_ece_spread"], expected.probed.d_ece.std())
+    scalars = report_trials({"OP": ScoredTrials(preds, target.bool(), places)}, num_speakers=5).scalars
+    expected = speaker_disclosure(preds, target, both).probed.d_ece
+    assert_close(scalars["op_worst_speaker_d_ece"], expected.max())
+    assert scalars["op_worst_speaker"] == expected.argmax()
+    assert_close(scalars["op_speaker_d_ece_spread"], expected.std())
 
 
-def test_speaker_averages_recombine_to_mean_d_and_alid():
-    known = reported("PP")
-    each = average_bits_by_speaker(known.identification)
-    assert_weighted_means(each, known.scalars)
-    for key in ("mean_d", "alid"):
-        assert known.scalars[f"worst_speaker_{key}"] == getattr(each, key).max()
-    names, counts = uneven()[2].unique(return_counts=True)
+@pytest.mark.parametrize("columns", [(), ("sessions", "groups")])
+def test_speaker_averages_recombine_to_those_of_all(columns):
+    original, protected, speakers = uneven() if not columns else people(number=9, each=8, noise=1.5)
+    labels = {"sessions": torch.arange(len(speakers)) % 2, "groups": (speakers > 0).long()}
+    rows = {"original": original, "protected": protected, "speakers": speakers} | {key: labels[key] for key in columns}
+    names, counts = speakers.unique(return_counts=True)
     several = counts > 1  # of a single utterance no reference is left
-    assert each.speakers.tolist() == names[several].tolist()
-    assert each.inputs.tolist() == counts[several].tolist()
+    for name, known in make_report(rows).conditions.items():
+        for side in known.speakers[1:]:
+            assert_close(side.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
+        each = average_bits_by_speaker(known.identification)
+        for key in ("mean_d", "alid"):
+            whole = (each.inputs * getattr(each, key)).sum() / each.inputs.sum()
+            assert_close(whole, known.scalars[key], rtol=0, atol=1e-12)
+            assert known.scalars[f"worst_speaker_{key}"] == getattr(each, key).max()
+        if name == "PP":
+            assert each.speakers.tolist() == names[several].tolist()
+            assert each.inputs.tolist() == counts[several].tolist()
 
 
 def test_rank_bits_match_the_histogram_and_reference():
@@ -161,31 +156,19 @@ def test_rank_bits_match_the_histogram_and_reference():
     assert found.mean().item() == pytest.approx(rank_reference.rank_disclosure(histogram.numpy())["mean_d"])
 
 
-def test_speaker_averages_recombine_with_groups_and_sessions():
-    original, protected, speakers = people(number=9, each=8, noise=1.5)
-    rows = {"original": original, "protected": protected, "speakers": speakers}
-    rows |= {"sessions": torch.arange(len(speakers)) % 2, "groups": (speakers > 0).long()}
-    for known in make_report(rows).conditions.values():
-        for side in known.speakers[1:]:
-            assert_close(side.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
-        each = average_bits_by_speaker(known.identification)
-        assert_weighted_means(each, known.scalars)
-
-
 @pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all rows", "one row"])
 def test_nan_scores_give_no_worst_speaker(rows):
-    metric = Everything(validate_args=False)
     sides = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
     sides[:, rows] = torch.nan
-    metric.update(*sides, torch.arange(8) // 2)
     with pytest.warns(UserWarning, match="Some scores are NaN"):
-        values = metric.compute()
+        values = compute(Everything(validate_args=False), *sides, torch.arange(8) // 2)
     for key in ("op_worst_speaker", "op_worst_speaker_d_ece", "worst_speaker_disclosure", "worst_speaker_chance"):
         assert values[key].isnan(), key
+
+
+def test_disclosure_without_target_trials_is_nan():
     with pytest.warns(UserWarning, match="There are no target trials"):
-        found = speaker_disclosure(
-            torch.arange(3.0), torch.zeros(3).long(), (torch.zeros(3).long(), torch.arange(1, 4))
-        )
+        found = speaker_disclosure(torch.arange(3.0), torch.zeros(3).long(), torch.tensor([[0, 0, 0], [1, 2, 3]]))
     assert found.both.d_ece.isnan().all()
 
 
@@ -206,16 +189,14 @@ def test_invalid_speakers_raise(speakers, error, says):
 
 def test_worst_speaker_matches_a_loop_over_speakers():
     for seed in range(3):
-        original, protected, speakers, weak = planted(seed, number=12, leak=1.5)
-        known = reported(rows=(original, protected, speakers))
-        scores, target, pairs = similarity.trials(original.numpy(), protected.numpy(), speakers.numpy(), "OP")
-        tested, expected = speakers.numpy()[np.array(pairs).T[1]], []
-        for speaker in range(12):
-            own = tested == speaker
-            found = reference_disclosure(scores[own], target[own])
-            expected.append(max(found["d_ece"], found["d_ece_reversed"]))
-        # The trials of one speaker share cells of the score axis.
-        assert known.worst_speaker.d_ece.tolist() == pytest.approx(expected, abs=5e-3)
-        largest, place = known.worst_speaker.largest
-        assert int(place) == weak == int(np.argmax(expected))
-        assert largest > known.worst_speaker.chance + 0.05
+        *rows, weak = planted(seed, number=12, leak=1.5)
+        scores, target, pairs = similarity.trials(*(column.numpy() for column in rows), "OP")
+        known = make_report(tuple(rows)).conditions["OP"].worst_speaker
+        for name, found in enumerate(known.d_ece.tolist()):
+            own = rows[2].numpy()[np.array(pairs).T[1]] == name
+            alone = reference_disclosure(scores[own], target[own])
+            # The trials of one speaker share cells of the score axis.
+            assert found == pytest.approx(max(alone["d_ece"], alone["d_ece_reversed"]), abs=5e-3)
+        largest, place = known.largest
+        assert place == weak
+        assert largest > known.chance + 0.05

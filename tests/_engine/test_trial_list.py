@@ -22,9 +22,13 @@ def listed(rows, condition="OP"):
     scores = 4 * sides[condition[0]] @ sides[condition[1]].T
     kept = ~torch.eye(len(scores), dtype=torch.bool)
     kept = kept.triu() if condition != "OP" else kept
-    first, second = kept.nonzero().T
-    pairs = rows["speakers"][torch.stack([first, second])]
-    return ScoredTrials(scores[first, second], pairs[0] == pairs[1], pairs, has_unordered_pairs=condition != "OP")
+    pairs = rows["speakers"][kept.nonzero().T]
+    return ScoredTrials(scores[kept], pairs[0] == pairs[1], pairs, has_unordered_pairs=condition != "OP")
+
+
+def take(trials, kept):
+    columns = (trials.scores[kept], trials.is_target[kept], trials.speakers[:, kept])
+    return ScoredTrials(*columns, trials.has_unordered_pairs)
 
 
 def some(trials, share, seed=0):
@@ -32,15 +36,13 @@ def some(trials, share, seed=0):
     pairs = trials.speakers
     kept = torch.rand(len(trials.scores), generator=torch.Generator().manual_seed(seed)) < share
     kept &= ~((pairs.amin(0) == 1) & (pairs.amax(0) == 4))
-    return trials._replace(scores=trials.scores[kept], is_target=trials.is_target[kept], speakers=pairs[:, kept])
+    return take(trials, kept)
 
 
 def without(trials, speaker):
-    kept = (trials.speakers != speaker).all(0)
-    pairs = trials.speakers[:, kept]
+    shorter = take(trials, (trials.speakers != speaker).all(0))
     # Numbers without a gap: a matrix has no row for who is in no trial.
-    pairs = pairs - (pairs > speaker).long()
-    return trials._replace(scores=trials.scores[kept], is_target=trials.is_target[kept], speakers=pairs)
+    return shorter._replace(speakers=shorter.speakers - (shorter.speakers > speaker).long())
 
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
@@ -72,10 +74,9 @@ def test_calibration_of_another_run_is_fixed_in_replicates():
     llr, blocks = report.transfer.llr["linear"], split_labels_into_groups(torch.arange(12))
     for speaker in (0, 5):
         kept = (attacked.speakers != speaker).all(0)
-        expected = llr_disclosure(llr[kept], attacked.is_target[kept])
-        assert_close(attacked.replicate_costs("c_ece", llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
-        expected = F.cllr(llr[kept], attacked.is_target[kept])
-        assert_close(attacked.replicate_costs("cllr", llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
+        for key, cost in (("c_ece", llr_disclosure), ("cllr", F.cllr)):
+            found = attacked.replicate_costs(key, llr, blocks)[1 + speaker]
+            assert_close(found, cost(llr[kept], attacked.is_target[kept]), rtol=0, atol=1e-12)
     for key in ("c_ece_linear", "c_ece_isotonic", "cllr_linear", "cllr_isotonic"):
         low, value, high = (report.scalars[f"{key}{end}"] for end in ("_low", "", "_high"))
         assert low < value < high
@@ -100,7 +101,7 @@ def test_result_is_independent_of_trial_order_and_pair_order():
     order = torch.randperm(len(trials.scores), generator=torch.Generator().manual_seed(3))
     turned = torch.rand(len(order), generator=torch.Generator().manual_seed(4)) < 0.5
     pairs = torch.where(turned, trials.speakers.flip(0), trials.speakers)
-    other = ScoredTrials(trials.scores[order], trials.is_target[order], pairs[:, order], has_unordered_pairs=True)
+    other = take(trials._replace(speakers=pairs), order)
     one, two = (report_trials({"PP": each}, None, 12, intervals=0.9).scalars for each in (trials, other))
     for key, value in one.items():
         assert_close(two[key], value, rtol=0, atol=1e-9, msg=key, equal_nan=True)
@@ -120,10 +121,9 @@ def test_jackknife_groups_many_speakers_by_label(monkeypatch):
 
 def test_a_list_of_one_class_has_counts_but_no_measures():
     trials = listed(voices(speakers=3))
-    targets = trials.is_target
-    one = ScoredTrials(trials.scores[targets], targets[targets], trials.speakers[:, targets])
+    one = take(trials, trials.is_target)
     with pytest.warns(UserWarning, match="There are no non-target trials") as caught:
         report = report_trials({"": one}, None, 3, None, intervals=0.95)
     assert len(caught) == 1
-    assert report.conditions[""].num_trials == (int(targets.sum()), 0)
+    assert report.conditions[""].num_trials == (len(one.scores), 0)
     assert all(report.scalars[f"d_ece{end}"].isnan() for end in ("", "_low", "_high"))
