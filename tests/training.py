@@ -73,6 +73,11 @@ def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **m
     return Anonymiser()
 
 
+def stepping(pl, change):
+    """A module whose validation step returns what a function makes of a batch."""
+    return anonymiser(pl, validation_step=lambda self, batch, _: dict(zip(NAMES, change(batch), strict=True)))
+
+
 def watch(metrics="headline", intervals=None, attacks=None, **kwargs):
     """A monitor without attacks, which take most of its time, for tests of anything else."""
     return PrivacyMonitor(suite=VoicePrivacy(attacks=attacks, metrics=metrics, intervals=intervals), **kwargs)
@@ -83,8 +88,9 @@ def keeper(privacy="val/privacy/op_d_ece", budget=None, **kwargs):
     return PrivacyCheckpoint(privacy, budget, **kwargs)
 
 
-def by_hand(share, **kwargs):
-    original, noise, speakers = voices(**kwargs)
+def by_hand(share, dtype=torch.float32, **kwargs):
+    *sides, speakers = voices(**kwargs)
+    original, noise = (side.to(dtype) for side in sides)
     metric = VoicePrivacy(attacks=None)
     metric.update(original, protect(original, noise, share), speakers)
     return {name: float(value) for name, value in metric.compute().items()}

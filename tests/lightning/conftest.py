@@ -9,12 +9,8 @@ from training import PACKAGES, SOME_FIGURES
 
 from vpmetrics.plotting.figures import FIGURES
 
-# Lightning's own remarks on few workers, few batches, loggers and folders; and ours on weak attackers.
-_REMARKS = pytest.mark.filterwarnings(
-    "ignore::UserWarning:.*lightning.*",
-    "ignore::FutureWarning",
-    "ignore:PrivacyCheckpoint monitors .* an attacker learns who compares",
-)
+# Lightning's own remarks on few workers, few batches, loggers and folders.
+_REMARKS = pytest.mark.filterwarnings("ignore::UserWarning:.*lightning.*", "ignore::FutureWarning")
 
 
 def pytest_collection_modifyitems(items):
