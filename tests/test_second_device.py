@@ -9,11 +9,12 @@ import pytest
 import test_contract as contract
 import torch
 from cases import EMBEDDING_CASES, RUN_CASES, SCORE_CASES, assert_same, join
+from leaking_voices import by_hand, loader
 from loss_batches import LOSSES
 from samples import voices
 from second_device import sent
 from torch.testing import assert_close
-from training import PACKAGES, anonymiser, by_hand, loader, watch
+from training import PACKAGES, anonymiser, watch
 
 import vpmetrics as vp
 from vpmetrics import functional as F

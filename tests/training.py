@@ -1,4 +1,4 @@
-"""Trainer runs for the tests of the callbacks: voices, an anonymiser with a given leak, and the expected values."""
+"""Trainer runs for the tests of the callbacks."""
 
 import importlib
 import os
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from leaking_voices import NAMES, loader, protect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.data import DataLoader, TensorDataset
 
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
 from vpmetrics.lightning.monitor import PrivacyMonitor
@@ -19,27 +19,6 @@ from vpmetrics.suite import VoicePrivacy
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 both_packages = pytest.mark.parametrize("pl", [importlib.import_module(name) for name in PACKAGES], ids=PACKAGES)
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-# The leak of the fifth epoch is larger than that of the fourth, and its loss too: it is dominated.
-SHARES, LOSSES = (1.0, 0.02, 0.6, 0.3, 0.45), (1.0, 3.5, 2.0, 2.5, 2.6)
-NAMES = ("original", "protected", "speakers")
-SOME_FIGURES = {"deid_gvd", "quadrants", "path"}
-
-
-def voices(speakers=6, utterances=4, seed=0):
-    """Embeddings ``(N, 8)`` that tell speakers apart, noise that does not, and the speakers."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(speakers, 8, generator=generator)
-    names = torch.arange(speakers).repeat(utterances)
-    original = centres[names] + 0.4 * torch.randn(len(names), 8, generator=generator)
-    return original, torch.randn(len(names), 8, generator=generator), names
-
-
-def loader(batch_size=5, **kwargs):
-    return DataLoader(TensorDataset(*voices(**kwargs)), batch_size)
-
-
-def protect(original, noise, share):
-    return share * original + (1 - share) * noise
 
 
 def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **methods):
@@ -86,14 +65,6 @@ def watch(metrics="headline", intervals=None, attacks=None, **kwargs):
 def keeper(privacy="val/privacy/op_d_ece", budget=None, **kwargs):
     """A checkpoint by the plainest disclosure."""
     return PrivacyCheckpoint(privacy, budget, **kwargs)
-
-
-def by_hand(share, dtype=torch.float32, **kwargs):
-    *sides, speakers = voices(**kwargs)
-    original, noise = (side.to(dtype) for side in sides)
-    metric = VoicePrivacy(attacks=None)
-    metric.update(original, protect(original, noise, share), speakers)
-    return {name: float(value) for name, value in metric.compute().items()}
 
 
 def fit(pl, callbacks, module=None, val=None, epochs=4, ckpt_path=None, **kwargs):

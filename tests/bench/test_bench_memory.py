@@ -9,7 +9,8 @@ pytestmark = pytest.mark.bench
 TRAINING = """
 import tempfile, warnings
 import pytorch_lightning as pl
-from training import anonymiser, fit, loader, tensorboard
+from leaking_voices import loader
+from training import anonymiser, fit, tensorboard
 from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
 
 class Watch(pl.Callback):

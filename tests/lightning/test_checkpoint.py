@@ -9,22 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import (
-    LOSSES,
-    NAMES,
-    PACKAGES,
-    SHARES,
-    anonymiser,
-    assert_same,
-    both_packages,
-    by_hand,
-    fit,
-    keeper,
-    loader,
-    names_in,
-    stepping,
-    watch,
-)
+from leaking_voices import LOSSES, NAMES, SHARES, by_hand, loader
+from training import PACKAGES, anonymiser, assert_same, both_packages, fit, keeper, names_in, stepping, watch
 
 from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
 

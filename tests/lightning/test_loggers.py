@@ -8,28 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from leaking_voices import LOSSES, NAMES, SHARES, by_hand, loader, voices
 from matplotlib.figure import Figure
 from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.data import DataLoader, TensorDataset
-from training import (
-    LOSSES,
-    NAMES,
-    PACKAGES,
-    QUIET,
-    SHARES,
-    SOME_FIGURES,
-    anonymiser,
-    assert_same,
-    both_packages,
-    by_hand,
-    events,
-    fit,
-    keeper,
-    loader,
-    tensorboard,
-    voices,
-    watch,
-)
+from training import PACKAGES, QUIET, anonymiser, assert_same, both_packages, events, fit, keeper, tensorboard, watch
 
 from vpmetrics.lightning import PrivacyMonitor
 
@@ -37,9 +20,8 @@ MAIN = {"disclosure", "deid", "gvd", "op_d_ece", "pp_d_ece", "op_eer", "pp_eer"}
 loggers = importlib.import_module(f"{PACKAGES[0]}.loggers")
 
 
-@pytest.mark.usefixtures("some_figures")
 @both_packages
-def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
+def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path, some_figures):
     logger = tensorboard(pl, tmp_path)
     monitor = watch(metrics="all", figures_every_n_epochs=2)
     fit(pl, [monitor], logger=logger, epochs=3)
@@ -50,7 +32,7 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
         scalars = log.Scalars(f"{'val' if key in monitor.main_metrics else 'val_details'}/privacy/{key}")
         assert [event.step for event in scalars] == steps
         assert_same([event.value for event in scalars], dict(enumerate(row[key] for row in monitor.history)))
-    assert set(log.Tags()["images"]) == {f"val_figures/privacy/{figure}" for figure in SOME_FIGURES - {"deid_gvd"}}
+    assert set(log.Tags()["images"]) == {f"val_figures/privacy/{figure}" for figure in some_figures - {"deid_gvd"}}
     for tag in log.Tags()["images"]:
         assert [image.step for image in log.Images(tag)] == steps
         assert all(image.encoded_image_string.startswith(b"\x89PNG") for image in log.Images(tag))
@@ -148,13 +130,12 @@ def test_figures_reach_every_kind_of_logger(pl, tmp_path, kind):
     assert all(isinstance(figure, Figure) and step == 4 for _, figure, step in pair[0].drawn)
 
 
-@pytest.mark.usefixtures("some_figures")
-def test_figures_are_drawn_in_test_and_for_one_speaker(pl, tmp_path):
+def test_figures_are_drawn_in_test_and_for_one_speaker(pl, tmp_path, some_figures):
     logger = tensorboard(pl, tmp_path)
     trainer = pl.Trainer(logger=logger, callbacks=[watch()], enable_checkpointing=False, **QUIET)
     trainer.test(anonymiser(pl), loader(), verbose=False)
     images = set(events(logger).Tags()["images"])
-    assert images == {f"test_figures/privacy/{figure}" for figure in SOME_FIGURES - {"path"}}
+    assert images == {f"test_figures/privacy/{figure}" for figure in some_figures - {"path"}}
     logger = tensorboard(pl, tmp_path)
     data = DataLoader(TensorDataset(*(part[:3] for part in voices(speakers=1))), 3)
     with pytest.warns(UserWarning, match="The result is NaN"):

@@ -8,22 +8,18 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from leaking_voices import NAMES, by_hand, loader, protect, voices
 from torch.utils.data import DataLoader, TensorDataset
 from training import (
-    NAMES,
     QUIET,
     anonymiser,
     assert_logged,
     assert_same,
     both_packages,
-    by_hand,
     events,
     fit,
-    loader,
-    protect,
     stepping,
     tensorboard,
-    voices,
     watch,
 )
 

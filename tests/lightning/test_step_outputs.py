@@ -4,7 +4,8 @@ import re
 
 import pytest
 import torch
-from training import anonymiser, assert_logged, by_hand, fit, protect, watch
+from leaking_voices import by_hand, protect
+from training import anonymiser, assert_logged, fit, watch
 
 from vpmetrics.lightning import PrivacyMonitor
 from vpmetrics.lightning.step_outputs import ARGUMENTS, read_unskipped_outputs, resolve_keys

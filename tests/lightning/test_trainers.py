@@ -7,20 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from training import (
-    LOSSES,
-    QUIET,
-    SHARES,
-    assert_same,
-    both_packages,
-    by_hand,
-    events,
-    keeper,
-    protect,
-    run_script,
-    voices,
-    watch,
-)
+from leaking_voices import LOSSES, SHARES, by_hand, protect, voices
+from training import QUIET, assert_same, both_packages, events, keeper, run_script, watch
 
 import vpmetrics.lightning
 from vpmetrics import VoicePrivacy
@@ -101,7 +89,8 @@ def test_two_processes_log_what_one_does(tmp_path):
         from torch.utils.data import DataLoader, TensorDataset
         import torch
         from vpmetrics.plotting import figures
-        from training import LOSSES, QUIET, SHARES, anonymiser, keeper, loader, tensorboard, voices, watch
+        from leaking_voices import LOSSES, SHARES, loader, voices
+        from training import QUIET, anonymiser, keeper, tensorboard, watch
 
         if __name__ == "__main__":
             messages = []
