@@ -104,10 +104,7 @@ def combine_reports(reports: Mapping[str, PrivacyReport]) -> CombinedReport:
 def _choose_across_speakers(
     reports: Mapping[str, PrivacyReport], names: list[str]
 ) -> tuple[float, float, float] | None:
-    """Return disclosure and its interval with the encoder of each jackknife group chosen by the other speakers.
-
-    None without jackknife.
-    """
+    """Return disclosure and interval, the encoder of each jackknife group chosen by others; None without."""
     jackknives = [reports[name].jackknife for name in names]
     usable = [each for each in jackknives if each is not None and "disclosure" in each.changes]
     if len(names) < 2 or len(usable) < len(names):

@@ -58,10 +58,7 @@ def identify(
     has_chance: bool = False,
     bandwidth: float | None = None,
 ) -> Identification:
-    """Return ranks and local information; with ``bandwidth`` a smooth histogram.
-
-    Bits and the smooth histogram carry a gradient, fitted slopes do not.
-    """
+    """Return ranks and local information; bits, and the histogram with ``bandwidth``, carry a gradient."""
     num_references, wide = trials.num_references, trials.references.sums
     # Row 0: the true speakers. Further rows: permuted speakers, for the chance level.
     columns = trials.column[None]
@@ -108,10 +105,7 @@ def identify(
 
 
 def order_references_by_value(trials: IdentificationTrials) -> Tensor:
-    """Return the reference columns ``(N,)`` sorted by their embeddings; references without trials come last.
-
-    The order depends neither on labels nor on the order of rows.
-    """
+    """Return the columns ``(N,)`` sorted by embeddings, not by labels; references without trials come last."""
     count = trials.num_references
     column = torch.where(trials.usable, trials.column, count)
     counts = count_values(column, count + 1)[:-1]
@@ -139,10 +133,7 @@ def standardize_scores(scores: Tensor) -> Tensor:
 
 
 def centre_rows(scores: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre each row, in place unless a gradient is needed; return also its mean and population standard deviation.
-
-    A standard deviation no larger than ``rounding`` ``(b, 1)`` is infinite.
-    """
+    """Centre rows, in place if no gradient is needed; return also mean and deviation, infinite if rounding."""
     mean = scores.mean(dim=1, keepdim=True)
     centred = scores - mean if scores.requires_grad else scores.sub_(mean)
     deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(max(1, centred.shape[1]))
@@ -169,20 +160,16 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_colum
         z[block.rows] = (centred.gather(1, chosen[block.rows]) / deviation).to(dtype)
         matches[block.rows] = (centred.gather(1, true_columns[:, block.rows].T) / deviation).to(dtype)
     z, matches = trials.processes.all_reduce(z, matches)
-    fold = place % folds
-    usable_fold = torch.where(trials.usable, fold, folds)
+    fold = torch.where(trials.usable, place % folds, folds)
     slopes = [
-        fit_logistic_slopes(z, chosen == column[:, None], match[:, None], usable_fold, folds)[fold]
+        fit_logistic_slopes(z, chosen == column[:, None], match[:, None], fold, folds)[place % folds]
         for column, match in zip(true_columns, matches.T, strict=True)
     ]
     return torch.stack(slopes)
 
 
 def _histogram_of_soft_ranks(trials: IdentificationTrials, scoring: Scoring, bandwidth: float) -> Tensor:
-    """Return the histogram of differentiable ranks: sums of sigmoids of how far each reference is above the own one.
-
-    An input between two ranks is shared by them, so the histogram moves with the scores.
-    """
+    """Return the histogram of soft ranks, sums of sigmoids; an input between two ranks is shared by them."""
     references = trials.num_references
     histogram = trials.references.sums.new_zeros(references)
     for block in score_inputs(trials, scoring, is_distributed=False):
@@ -275,10 +262,7 @@ class IdentificationReplicates(NamedTuple):
 def jackknife_identification(
     trials: IdentificationTrials, scoring: Scoring, group_of_reference: Tensor, num_groups: int, slopes: Tensor | None
 ) -> IdentificationReplicates:
-    """Return replicates without the inputs and references of each group; ``group_of_reference`` ``(N,)``.
-
-    References of group ``num_groups`` are never left out. Without ``slopes`` only ranks are replicated.
-    """
+    """Return replicates without each group, of ranks alone without ``slopes``; group ``num_groups`` is kept."""
     references = trials.num_references
     column = 1 + group_of_reference  # column 0 leaves nobody out, the last one those never left out
     size = num_groups + 2

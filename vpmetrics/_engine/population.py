@@ -54,10 +54,7 @@ class ConversationProtocol(NamedTuple):
 
 
 def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
-    """Return a place 0, 1, ... for every row among those of its group, ``(N,)``: random, and the same for equal data.
-
-    ``keys`` ``(N,)`` depend on the values of rows alone, so that row order and labels change nothing.
-    """
+    """Return a random place 0, 1, ... of every row in its group, ``(N,)``, the same for equal ``keys`` ``(N,)``."""
     names, group = groups.unique(return_inverse=True)
     smallest = _reduce_by_place(keys, group, len(names), "amin")
     # Groups with the same smallest row are ordered by a hash of all their rows.
@@ -82,14 +79,12 @@ def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
 
 
 def average_members(embeddings: Tensor, members: Tensor) -> Tensor:
-    """Return the mean of the rows of each conversation, ``(C, D)``, for members ``(C, L)``.
-
-    Deviations from the first row are averaged, so that the mean of equal rows is that row to the last bit.
-    """
+    """Return the mean of the rows of each conversation, ``(C, D)``, for members ``(C, L)``."""
     if members.shape[1] == 1:
         return embeddings[members[:, 0]]
     means = [embeddings[:0]]
     for part in members.split(max(1, 2**22 // max(1, members.shape[1] * embeddings.shape[1]))):
+        # Deviations from the first row, so that the mean of equal rows is that row to the last bit.
         first, every = widen(embeddings[part[:, 0]]), widen(embeddings[part])
         means.append((first + (every - first.unsqueeze(1)).mean(dim=1)).to(embeddings.dtype))
     return torch.cat(means)
@@ -143,10 +138,7 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
 
 
 def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:
-    """Return the group of each row's recording, and the recording's random place in it, for all rows of both sides.
-
-    Recordings of a group share speaker, session, group and ``is_reference``. All rows of a recording have one place.
-    """
+    """Return the group of each row's recording, of equal labels, and the recording's random place in it."""
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
     versions = torch.cat([first.keys, second.keys])
     # Numbered by their smallest key, and by the largest where that is equal, as where all protected rows are.
@@ -181,16 +173,13 @@ def reidentification_rates(
     bandwidth: float | None = None,
     is_extrapolated: bool = True,
 ) -> dict[str, Tensor]:
-    """Return how often the speaker of a conversation comes first among N people of their part, over all parts.
-
-    Without extrapolation NaN for more people than there are references.
-    """
+    """Return how often the speaker of a conversation comes first among N people of their part of the data."""
     rates, weights = [], []
     for data, protocol in parts:
         trials = form_population_trials(data, protocol)
         histogram = identify(trials, protocol.scoring, has_bits=False, bandwidth=bandwidth).histogram
         values = rates_of_histogram(histogram, sizes)
-        if not is_extrapolated:
+        if not is_extrapolated:  # NaN for more people than there are references
             beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
             values |= {key: torch.full_like(values[key], torch.nan) for key in beyond}
         rates.append(values)
@@ -199,10 +188,7 @@ def reidentification_rates(
 
 
 def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    """Return means over the groups that have a value, by weight, and their errors; of ``gallery`` the smallest.
-
-    ``weights`` ``(g,)``: the number of probes or predicates of each group.
-    """
+    """Return means over groups with a value, by weight ``(g,)``, and their errors; of ``gallery`` the least."""
     if len(parts) == 1:
         return parts[0]
     means = {}
@@ -222,23 +208,22 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
     """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from the ranks ``(M,)`` among all references."""
     people, counts = len(histogram), widen(histogram)
     shares = counts / counts.sum()
-    rates: dict[int, Tensor] = {}
-    is_undefined = people < 2 or bool(shares.isnan().any())
-    if is_undefined:
+    gallery = shares.new_full((), people)
+    rates = dict.fromkeys(sizes, torch.full_like(gallery, torch.nan))
+    if people < 2 or bool(shares.isnan().any()):
         missing = f"two references at least, but there are {people}" if people < 2 else "inputs, and none that are NaN"
         warn_undefined(f"Re-identification needs {missing}.")
+        gallery = torch.full_like(gallery, torch.nan)
     else:
         if people == 2 < max(sizes):
             warn_undefined("Rates beyond the references need three of them at least, but there are two.")
         counted, beyond = [n for n in sizes if n <= people], [n for n in sizes if n > people]
-        rates = dict(zip(counted, rank_one_rates(shares, counted), strict=True))
+        rates |= zip(counted, rank_one_rates(shares, counted), strict=True)
         if beyond:
             rates |= zip(beyond, _extrapolate_rates(shares, beyond), strict=True)
-    values: dict[str, Any] = {f"rate_{n}": rates.get(n, torch.nan) for n in sizes}
-    values |= {f"chance_{n}": torch.nan if is_undefined else 1 / n for n in sizes}
-    values["gallery"] = torch.nan if is_undefined else float(people)
-    like = counts.new_zeros((), dtype=result_dtype(histogram))
-    return {name: v.to(like) if isinstance(v, Tensor) else torch.full_like(like, v) for name, v in values.items()}
+    values = {f"rate_{n}": rates[n] for n in sizes}
+    values |= {f"chance_{n}": torch.where(gallery.isnan(), torch.nan, 1 / n) for n in sizes}
+    return {key: value.to(result_dtype(histogram)) for key, value in (values | {"gallery": gallery}).items()}
 
 
 def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -316,10 +301,8 @@ class PopulationRates:
         return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes, self.bandwidth)
 
     def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
-        """Return the same after the attack chosen for each fold of speakers; NaN for more people than a fold has.
-
-        People are searched among their fold, since the attack has seen all others.
-        """
+        """Return the same after the attack chosen for each fold of speakers; NaN for more people than it has."""
+        # People are searched among their fold, since the attack has seen all others.
         if parts := self._attacked_folds(utterances):
             return reidentification_rates(parts, sizes, is_extrapolated=False)
         unknown = torch.tensor(torch.nan)

@@ -97,10 +97,7 @@ class ScoreRows(NamedTuple):
 def validate_and_form_trials(
     inputs: Tensor, speakers: Tensor, references: Tensor | None, reference_speakers: Tensor | None
 ) -> IdentificationTrials:
-    """Validate the arguments of an identification and form its trials.
-
-    Without ``reference_speakers``, row i of ``references`` (by default of ``inputs``) is the utterance of input i.
-    """
+    """Validate the arguments of an identification and form its trials."""
     if references is None and reference_speakers is not None:
         raise ValueError("Expected `references` along with `reference_speakers`, but got None.")
     vectors = inputs if references is None else references
@@ -112,6 +109,7 @@ def validate_and_form_trials(
         raise ValueError(
             f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {vectors.shape[1]}."
         )
+    # Without `reference_speakers`, row i of the references is the utterance of input i.
     ids = torch.arange(len(inputs), device=inputs.device)
     enrolment, test = Utterances(vectors, names, ids, names), Utterances(inputs, speakers, ids, speakers)
     return form_trials(enrolment, test, ids if reference_speakers is None else None)
@@ -200,10 +198,7 @@ def _row_places_in_units(references: References, unit_of_row: Tensor, keys: Tens
 
 
 def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True) -> Iterator[ScoreRows]:
-    """Yield the scores of inputs against every reference, block by block; without a GPU sync.
-
-    With ``is_distributed``, each process scores its share of the inputs, otherwise all of them.
-    """
+    """Yield the scores of inputs, or of this process's share, against all references; without a GPU sync."""
     references, scorer = trials.references, resolve_scoring(scoring)
     dtype = widest_affordable_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
     step = num_rows_at_once(trials.inputs, trials.num_references)

@@ -20,7 +20,7 @@ from vpmetrics._engine.measures import minimum_cross_entropy
 from vpmetrics._engine.population import PopulationRates
 from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
-from vpmetrics._engine.speaker_disclosure import SelfCalibratedDisclosure, SpeakerDisclosure
+from vpmetrics._engine.speaker_disclosure import SelfCalibratedDisclosure, SpeakerDisclosure, find_largest
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings
@@ -247,7 +247,7 @@ def _largest_disclosures(conditions: Mapping[str, ConditionReport], scalars: Map
         values["disclosure"] = torch.full_like(widen(next(iter(scalars.values())).detach()), torch.nan)
     worst = conditions["OP"].worst_speaker if "OP" in conditions else None
     if worst is not None:
-        values |= {"worst_speaker_disclosure": worst.largest[0], "worst_speaker_chance": worst.chance}
+        values |= {"worst_speaker_disclosure": find_largest(worst.d_ece)[0], "worst_speaker_chance": worst.chance}
     return values
 
 

@@ -88,9 +88,8 @@ def form_population(
     steps = turns.view(-1, 1, 1) + torch.arange(min(largest, num_calibration + 1), device=order.device)
     table = order[first.unsqueeze(1) + steps % counts.unsqueeze(1)]
     speaker_index = find_indices(names, reference_speakers)
-    is_known = speaker_index >= 0
     # Predicates in the order of their values, so that sums over them do not depend on labels.
-    kept = is_known.nonzero().flatten()
+    kept = (speaker_index >= 0).nonzero().flatten()
     kept = kept[row_sort_keys(references[kept]).argsort(stable=True)]
     usable = (counts - 1).clamp(max=num_calibration)
     return Population(references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable)
@@ -99,10 +98,7 @@ def form_population(
 def isolation_rates_and_standard_errors(
     population: Population, sizes: Sequence[int], scoring: Scoring, draws: int
 ) -> dict[str, Tensor]:
-    """Return ``singling_out_<N>``: how often a predicate fires exactly once in a set of N speakers.
-
-    ``singling_out_<N>_error`` is the standard error of drawing sets. Both are NaN where they are undefined.
-    """
+    """Return how often a predicate fires exactly once in N speakers, and the standard error of drawing sets."""
     people, predicates = len(population.counts), len(population.predicates)
     possible = [size for size in sizes if size <= people and predicates]
     if len(possible) < len(sizes):
@@ -131,11 +127,7 @@ def isolation_rates_and_standard_errors(
 
 
 def _set_isolation_rates(population: Population, shuffle_seed: int, size: int, num_sets: int, scorer: Scorer) -> Tensor:
-    """Return the share of predicates that fire exactly once in each set of a shuffle of the speakers, ``(num_sets,)``.
-
-    If the predicate's own speaker is not among the N of a set, that speaker takes the place of the last member; so
-    every set is a random one that contains the speaker.
-    """
+    """Return the share of predicates that fire exactly once in each set of shuffled speakers, ``(num_sets,)``."""
     folds, speakers = population.tested.shape
     device, fold = population.speaker_index.device, shuffle_seed % folds
     # Drawn on the host, since every kind of device has random numbers of its own.
@@ -170,7 +162,8 @@ def _set_isolation_rates(population: Population, shuffle_seed: int, size: int, n
 def _split_into_sets(scores: Tensor, own_place: Tensor, size: int, num_sets: int) -> Tensor:
     """Return ``scores`` ``(b, S, C)`` of S speakers by set, ``(b, sets, N, C)``, a view of them.
 
-    The predicate's own speaker, at ``own_place`` ``(b,)``, replaces the last member of all other sets, in place.
+    The predicate's own speaker, at ``own_place`` ``(b,)``, replaces the last member of all other sets, in place: so
+    every set is a random one that contains the speaker.
     """
     of_own = scores.take_along_dim(own_place.view(-1, 1, 1), dim=1)
     is_own = (own_place // size).unsqueeze(1) == torch.arange(num_sets, device=own_place.device)

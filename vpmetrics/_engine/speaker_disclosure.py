@@ -59,10 +59,7 @@ class SpeakerDisclosure(NamedTuple):
 
 
 class SpeakerIdentification(NamedTuple):
-    """Mean bits of the inputs of each speaker in identification; all fields ``(S,)``.
-
-    Weighted by ``inputs``, the number of them, ``mean_d`` and ``alid`` average to those of all inputs.
-    """
+    """Mean bits of the inputs of each speaker in identification, and how many these are, ``(S,)``."""
 
     speakers: Tensor
     inputs: Tensor
@@ -154,11 +151,6 @@ class SelfCalibratedDisclosure(NamedTuple):
     chance: Tensor
     most_by_chance: Tensor
 
-    @property
-    def largest(self) -> tuple[Tensor, Tensor]:
-        """The largest value and its speaker index; NaN where every value is NaN."""
-        return find_largest(self.d_ece)
-
 
 def find_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest number and its index, as a floating number; NaN for both where there is none."""
@@ -185,11 +177,7 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
 
 
 def count_targets_per_permutation(pairs: PairBlocks, cells: CountingCells) -> Tensor:
-    """Return the number of target trials per permutation of speakers, tested speaker and cell, ``(K, S, C)``.
-
-    They compare the speaker's test rows with another speaker's enrolment rows. Permutations shift all speakers; at
-    most 19 are counted.
-    """
+    """Return the target trials per permutation, tested speaker and cell, ``(K, S, C)``; at most 19 are counted."""
     shape = max(0, min(_PERMUTATIONS, pairs.num_speakers - 1)), pairs.num_speakers, cells.num_cells
     counts = torch.zeros(math.prod(shape), dtype=torch.int64, device=cells.edges.device)
     at_once = max(1, _PERMUTED_ENTRIES // max(1, pairs.test.embeddings.numel()))

@@ -90,10 +90,7 @@ class ScoredTrials(NamedTuple):
         return (pair_derivatives / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
 
     def calibrate_across_speaker_halves(self) -> list[ScoredTrials]:
-        """Return the trials within each half of the speakers, calibrated linearly on those within the other half.
-
-        Empty where either half has no such calibration.
-        """
+        """Return the trials within each half of the speakers, calibrated on the other; empty if not possible."""
         halves = [(self.speakers_or_raise() % 2 == number).all(0) for number in (0, 1)]
         trials = [(self.scores[half], self.is_target[half]) for half in halves]
         with suppress_warnings():

@@ -13,6 +13,7 @@ from torch.nn.functional import normalize
 
 from vpmetrics._engine.precision import at_least_float32, read_numbers, widen
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key
+from vpmetrics._engine.speaker_disclosure import find_largest
 from vpmetrics._engine.utterances import EvaluationData, Utterances, count_duplicates, count_values, find_indices
 
 if TYPE_CHECKING:
@@ -236,10 +237,7 @@ def disclosure_keys(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]
 
 
 def make_headline(report: PrivacyReport) -> Headline | None:
-    """Make the headline from the condition and attack that disclose most, and decide its level of leakage.
-
-    None if no condition with protected speech has a defined disclosure.
-    """
+    """Make the headline of the condition and attack that disclose most; None if no disclosure is defined."""
     keys = disclosure_keys(report.conditions, report.scalars)
     if not keys:
         return None
@@ -254,7 +252,7 @@ def make_headline(report: PrivacyReport) -> Headline | None:
     disclosure, low, high = (values.get(f"disclosure{end}", math.nan) for end in ("", *CI_SUFFIXES))
     worst, chance, most, place = math.nan, values.get("worst_speaker_chance", math.nan), math.nan, -1
     if "OP" in report.conditions and (worst_speaker := report.conditions["OP"].worst_speaker) is not None:
-        (worst, index), most = map(float, worst_speaker.largest), float(worst_speaker.most_by_chance)
+        (worst, index), most = map(float, find_largest(worst_speaker.d_ece)), float(worst_speaker.most_by_chance)
         place = -1 if math.isnan(worst) else int(index)
     headline = Headline("", disclosure, low, high, condition, attack, needs, place, worst, chance, most, ())
     level, reasons = _choose_level(report, headline)
