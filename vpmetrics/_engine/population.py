@@ -103,10 +103,9 @@ def form_enrolment_and_conversations(
         enrolment, test = enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
-        group, _ = combination_index_and_first_rows(enrolment, *by_session)
-        places = draw_places(group, enrolment.keys)
-        members = form_conversations(group, places, length)  # none of a group with fewer utterances
-        enrolment = enrolment.take(members[places[members[:, 0]] == 0].flatten())
+        group, first = combination_index_and_first_rows(enrolment, *by_session)
+        has_enough = count_values(group, len(first))[group] >= length
+        enrolment = enrolment.take(has_enough & (draw_places(group, enrolment.keys) < length))
     group, _ = combination_index_and_first_rows(test, "sessions")
     size = 1 if protocol.accumulated == "references" else length
     members = form_conversations(group, draw_places(group, test.keys), size)

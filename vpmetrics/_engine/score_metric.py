@@ -34,14 +34,8 @@ class TrialMetric(IntervalMetric):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.intervals is not None:
-            self._add_score_and_target_states()
-            self.add_state("trial_speakers", default=[], dist_reduce_fx="cat")
-
-    def _add_score_and_target_states(self) -> None:
-        # A collection shares states of one name and value, so names differ where contents do.
-        self.add_state("scores", default=[], dist_reduce_fx="cat")
-        self.add_state("is_target", default=[], dist_reduce_fx="cat")
+        for name in ("scores", "is_target", "trial_speakers") if self.intervals is not None else ():
+            self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def _check_batch(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None) -> Tensor | None:
         """Return the speakers of both sides, ``(B, 2)``, after validation."""
@@ -133,7 +127,8 @@ class ScoreMetric(TrialMetric):
         self.thresholds, self.score_range = thresholds, score_range  # which all processes must agree on
         self._learns_range = isinstance(thresholds, int) and score_range is None
         if thresholds is None:
-            self._add_score_and_target_states()
+            for name in ("scores", "is_target"):
+                self.add_state(name, default=[], dist_reduce_fx="cat")
             return
         if isinstance(thresholds, int) and self._learns_range:
             num_edges = 2 * ((thresholds + 1) // 2) + 1

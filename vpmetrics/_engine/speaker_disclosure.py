@@ -121,12 +121,11 @@ def speaker_disclosure_of_sums(
     disclosures = []
     # If both sides are the same utterances, it is arbitrary which of two is the row.
     for nontarget_sums, largest in sides[-1:] * 3 if has_unordered_pairs else sides:
-        of_targets, of_nontargets = (
-            sums / trials / (2 * math.log(2)) for sums, trials in (target_sums, nontarget_sums)
-        )
-        total, trials = target_sums + nontarget_sums
-        l_w = torch.where((trials > 0) & ~total.isnan(), largest / math.log(10), torch.nan)
-        disclosures.append(TrialSideDisclosure(of_targets, of_nontargets, target_sums[1], nontarget_sums[1], l_w))
+        (of_targets, targets), (of_nontargets, nontargets) = target_sums, nontarget_sums
+        halves = of_targets / targets / (2 * math.log(2)), of_nontargets / nontargets / (2 * math.log(2))
+        is_known = (targets + nontargets > 0) & ~(of_targets + of_nontargets).isnan()
+        l_w = torch.where(is_known, largest / math.log(10), torch.nan)
+        disclosures.append(TrialSideDisclosure(*halves, targets, nontargets, l_w))
     return SpeakerDisclosure(names[order], *disclosures)
 
 
