@@ -46,14 +46,6 @@ def test_the_main_group_has_at_most_25_scalars(metrics, keys):
     assert not any(key.endswith(("_low", "_high")) for key in monitor.main_metrics)
 
 
-def test_main_group_has_selected_metrics_without_interval_bounds(pl, tmp_path):
-    logger = tensorboard(pl, tmp_path)
-    fit(pl, [watch(metrics=["op_l_w", "oo_eer"], intervals=0.9)], epochs=1, logger=logger)
-    tags = {tag for tag in events(logger).Tags()["scalars"] if "privacy" in tag}
-    ends = {"val_details/privacy/oo_eer_low", "val_details/privacy/oo_eer_high"}
-    assert tags == {"val/privacy/op_l_w", "val/privacy/oo_eer"} | ends
-
-
 @pytest.mark.usefixtures("one_small_figure")
 def test_charts_join_attacks_conditions_and_intervals_by_tags_that_exist(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
@@ -70,7 +62,9 @@ def test_charts_join_attacks_conditions_and_intervals_by_tags_that_exist(pl, tmp
     assert [tag.strip("^$") for tag in lines] == [f"val/privacy/op_d_ece{end}" for end in ("_strongest", "", "_chance")]
     assert len(charts["d_ece_strongest of each condition"].multiline.tag) == 2
     (margin,) = charts["op_d_ece"].margin.series
-    assert {margin.value, margin.lower, margin.upper} <= set(log.Tags()["scalars"])
+    ends = [f"val_details/privacy/op_d_ece_{end}" for end in ("low", "high")]
+    assert [margin.value, margin.lower, margin.upper] == ["val/privacy/op_d_ece", *ends]
+    assert {margin.value, *ends} <= set(log.Tags()["scalars"])
 
 
 @pytest.mark.usefixtures("one_small_figure")

@@ -144,15 +144,6 @@ def test_selected_metrics_are_logged_with_interval_bounds(pl):
     assert low < value < high
 
 
-def test_monitor_accepts_a_custom_suite(pl):
-    suite = VoicePrivacy(scoring="dot", similarity="sigmoid", attacks=None, metrics=["gvd"])
-    trainer = fit(pl, [PrivacyMonitor(suite=suite, prog_bar=[])], epochs=1)
-    assert [name for name in trainer.callback_metrics if "privacy" in name] == ["val/privacy/gvd"]
-    original, noise, speakers = voices()
-    suite.update(original, protect(original, noise, 0.9), speakers)
-    assert_logged(trainer, suite.compute())
-
-
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])
 def test_half_precision(pl, precision):
     trainer = fit(pl, [watch()], precision=precision, epochs=1)

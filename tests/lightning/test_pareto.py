@@ -29,12 +29,18 @@ def test_front_is_the_set_of_non_dominated_points():
     front = ParetoFront({"leak": 1.0}, "max", size=-1)
     for point in points:
         front.record(point)
-    expected = [
-        point
-        for point in points
-        if not any(p.disclosure["leak"] < point.disclosure["leak"] and p.utility > point.utility for p in points)
+    points.sort(key=lambda point: point.disclosure["leak"])
+    assert front.kept == [
+        point for place, point in enumerate(points) if all(point.utility > other.utility for other in points[:place])
     ]
-    assert front.kept == sorted(expected, key=lambda point: point.disclosure["leak"])
+
+
+def test_least_disclosure_where_none_is_within_the_budget():
+    """Several are compared by the largest share of a budget, then by all shares, then by utility."""
+    front = ParetoFront({"leak": 0.1, "other": 0.2}, "max", size=-1)
+    for step, (leak, other, utility) in enumerate([(0.2, 0.0, 5), (0.1, 0.3, 1), (0.15, 0.3, 2), (0.1, 0.3, 2)]):
+        front.record(ParetoPoint(0, step, {"leak": leak, "other": other}, utility, ""))
+    assert front.chosen.step == 3
 
 
 @pytest.mark.parametrize(("size", "kept"), [(4, [0.0, 0.1, 0.6, 1.0]), (2, [0.0, 0.1])])

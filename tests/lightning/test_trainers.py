@@ -2,29 +2,16 @@
 
 import importlib
 import json
-import pickle
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from leaking_voices import LOSSES, SHARES, by_hand, protect, voices
-from training import QUIET, assert_same, both_packages, events, keeper, run_script, watch
+from training import assert_same, events, run_script
 
 import vpmetrics.lightning
 from vpmetrics import VoicePrivacy
 from vpmetrics.lightning.trainers import warn_of_spawned_processes
-
-
-@both_packages
-def test_trainers_recognise_the_callbacks(pl, tmp_path):
-    callbacks = importlib.import_module(f"{pl.__name__}.callbacks")
-    monitor, checkpoint = watch(), keeper(dirpath=tmp_path)
-    assert isinstance(monitor, callbacks.Callback)
-    assert isinstance(checkpoint, callbacks.ModelCheckpoint)
-    trainer = pl.Trainer(callbacks=[checkpoint, monitor], logger=False, **QUIET)
-    assert trainer.checkpoint_callbacks == [checkpoint]
-    assert trainer.callbacks[-1] is checkpoint
-    assert pickle.loads(pickle.dumps(checkpoint)).state_key == checkpoint.state_key
 
 
 def test_one_lightning_package_is_required(tmp_path):
