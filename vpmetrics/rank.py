@@ -27,22 +27,18 @@ from vpmetrics.functional.rank import MODELS, rank_disclosure
 class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     r"""Compute the bits that the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
 
-    .. math::
-        \mathrm{MaxD} = \max_j \log_2 (N \gamma_j), \qquad \mathrm{MeanD} = \sum_j \gamma_j \log_2 (N \gamma_j)
-
-    with :math:`\gamma_j` the share of inputs whose own speaker comes j-th of the N references. There is one reference
-    per speaker, the mean of the speaker's utterances.
+    See :func:`vpmetrics.functional.rank_disclosure`. There is one reference per speaker, the mean of the speaker's
+    utterances.
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are the references and the others the inputs;
     without, every utterance is an input and is left out of its own speaker's mean.
 
     As output of ``compute`` the metric returns a dictionary: ``max_d`` and ``mean_d`` in bits, 0 = nothing disclosed,
-    :math:`\log_2 N` = everything; ``id_rate``, the share of inputs whose speaker comes first; ``rank_spread``, the
-    share of ranks that are likelier than by chance. NaN with one warning where no input has two references.
-
-    The empirical values of few inputs are too high: with N = 40 and 800 inputs that disclose nothing, MaxD is 0.60 bit
-    and MeanD 0.04, or 0.07 where the inputs of a speaker err alike. The beta-binomial model gives 0.18 and 0.00.
+    :math:`\log_2 N` = everything among N references; ``id_rate``, the share of inputs whose speaker comes first;
+    ``rank_spread``, the share of ranks that are likelier than by chance. NaN with one warning where no input has two
+    references. The empirical values of few inputs are too high: with N = 40 and 800 inputs that disclose nothing, MaxD
+    is 0.60 bit and MeanD 0.04; the beta-binomial model gives 0.18 and 0.00.
 
     Args:
         model: ``"empirical"``, the observed shares, or ``"beta_binomial"``, a distribution fitted to them that keeps

@@ -16,9 +16,6 @@ class PLDA(nn.Module):
     .. math::
         x = \mu + y + \epsilon, \quad y \sim \mathcal{N}(0, B), \quad \epsilon \sim \mathcal{N}(0, W)
 
-    In the basis where :math:`W` is the identity and :math:`B` is diagonal, the ratio of two embeddings is a sum over
-    dimensions, so that a block of scores costs one matrix product.
-
     ``fit`` estimates :math:`\mu`, :math:`B` and :math:`W` from labelled embeddings by moments. Calling it with
     embeddings ``(A, D)`` and ``(B, D)`` returns scores ``(A, B)``. It holds buffers only.
 
@@ -42,15 +39,7 @@ class PLDA(nn.Module):
             self.register_buffer(name, torch.empty(0))
 
     def fit(self, embeddings: Tensor, speakers: Tensor) -> PLDA:
-        """Estimate the model.
-
-        Args:
-            embeddings: ``(N, D)``, of at least two speakers with two utterances each.
-            speakers: Speaker of each row, ``(N,)`` integers.
-
-        Returns:
-            The model itself.
-        """
+        """Estimate the model from embeddings ``(N, D)`` and integer speakers ``(N,)`` of the rows; return itself."""
         check_embeddings(embeddings, None, speakers)
         x = embeddings.detach().double()
         names, index, counts = torch.unique(speakers, return_inverse=True, return_counts=True)
@@ -67,6 +56,7 @@ class PLDA(nn.Module):
         ridge = 1e-6 * within.diagonal().mean()
         chol = torch.linalg.cholesky(within + ridge * torch.eye(len(within), device=x.device, dtype=x.dtype))
         inverse = torch.linalg.inv(chol)
+        # In this basis the covariance within speakers is the identity, and that between speakers is diagonal.
         between, rotation = torch.linalg.eigh(inverse @ spread @ inverse.T)
         self.mean, self.between = centroids.mean(0), between.clamp(min=0)
         self.basis = inverse.T @ rotation

@@ -122,11 +122,9 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
 
 
 class DeIdentification(_SimilarityRatio):
-    r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities.
+    r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities (Noé et al., 2022, eq. 9).
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
-
-    with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 9).
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. As output of ``compute`` it returns a scalar: 1.0 = 100 %, perfect; 0 = nothing
@@ -145,8 +143,7 @@ class DeIdentification(_SimilarityRatio):
         >>> import torch
         >>> metric = DeIdentification()
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> protected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
-        >>> metric(original, protected, torch.tensor([3, 3, 8, 8]))
+        >>> metric(original, torch.eye(2).repeat(2, 1), torch.tensor([3, 3, 8, 8]))
         tensor(1.)
     """
 
@@ -156,11 +153,9 @@ class DeIdentification(_SimilarityRatio):
 
 
 class VoiceDistinctiveness(_SimilarityRatio):
-    r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech.
+    r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech (Noé et al., 2022, eq. 10).
 
     .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
-
-    with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 10).
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. As output of ``compute`` it returns a scalar in dB: 0 = voices as distinct as before,
@@ -171,8 +166,7 @@ class VoiceDistinctiveness(_SimilarityRatio):
         scoring: As there.
         bandwidth: As there.
         validate_args: As there.
-        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
-            dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
+        intervals: As in :class:`DeIdentification`; the keys are ``gvd``, ``gvd_low``, ``gvd_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

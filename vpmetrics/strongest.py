@@ -134,12 +134,10 @@ class StrongestAttack(AttackedMetric):
     mistaken for disclosure. The result is never below the disclosure to plain comparison, in either direction.
 
     As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected`` ``(B, D)`` and
-    ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
-
-    As output of ``compute`` the metric returns a dictionary: ``d_ece_strongest`` in bits and ``eer_strongest``;
-    ``strongest``, the index of the attack in :attr:`attack_names`; ``d_ece_chance``, the result of the same procedure
-    with speakers permuted; ``attack_speakers``, the number of speakers attacks were fitted on. NaN with one warning
-    for fewer than six speakers.
+    ``speakers`` ``(B,)``. As output of ``compute`` it returns a dictionary: ``d_ece_strongest`` in bits and
+    ``eer_strongest``; ``strongest``, the index of the attack in :attr:`attack_names`; ``d_ece_chance``, the result of
+    the same procedure with speakers permuted; ``attack_speakers``, the number of speakers attacks were fitted on. NaN
+    with one warning for fewer than six speakers.
 
     Args:
         condition: ``"OP"``, ``"PP"``, or, with sessions, ``"within"`` or ``"across"``.

@@ -52,13 +52,11 @@ class VoicePrivacy(AttackedMetric):
     ``metrics="all"`` adds every number of every condition. :func:`vpmetrics.scalar` describes a key. :meth:`report`
     adds the headline with its verdict, checks of the evaluation, and what figures need.
 
-    ``original`` is what attackers have of known speakers, ``protected`` what they want to attribute. Cosine is a weak
-    attacker: its numbers come with those of the strongest of several attacks (:class:`StrongestAttack`). With
-    ``sessions`` the conditions ``within`` and ``across`` join: protected speech of one draw of the anonymiser's secret,
-    which should link, and of different draws, which should not. With ``groups`` only pairs of one group are trials, and
-    :meth:`report` has all scalars of each group.
-
-    Up to a few million trials every value is exact; beyond, scores share 65,536 bins.
+    ``original`` is what attackers have of known speakers, ``protected`` what they want to attribute. With ``sessions``
+    the conditions ``within`` and ``across`` join: protected speech of one draw of the anonymiser's secret, which should
+    link, and of different draws, which should not. With ``groups`` only pairs of one group are trials, and
+    :meth:`report` has all scalars of each group. Up to a few million trials every value is exact; beyond, scores share
+    65,536 bins.
 
     Args:
         similarity: ``"geometric"`` (2022) or ``"sigmoid"`` (2020), see :class:`VoiceSimilarityMatrix`.
@@ -201,11 +199,8 @@ class VoicePrivacy(AttackedMetric):
         return (*headline_keys(has_attacks, has_sessions), *sized)
 
     def _reuse_or_compute_report(self, data: EvaluationData) -> PrivacyReport:
-        """Return the report of the accumulated utterances, which ``compute`` and ``report`` share.
-
-        It is not kept where scores carry a graph, where a scorer may have been trained since, or with several
-        processes, of which only some may have it.
-        """
+        """Return the report of the accumulated utterances, which ``compute`` and ``report`` share."""
+        # Not kept where scores carry a graph, a scorer may have been trained since, or only some processes may have it.
         if self._is_synced or self.bandwidth is not None or not isinstance(self.scoring, str):
             return self._compute_report(data)
         key = self._update_count, self._observed_count, self._describe_settings()

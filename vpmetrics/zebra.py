@@ -26,10 +26,10 @@ class ZebraDisclosure(ScoreMetric):
     scalars: ``d_ece`` in bits, from 0 (nothing disclosed) to 0.7213, ``l_w``, ``tag`` and ``d_ece_reversed``.
 
     Args:
-        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
-        score_range: Range of a number of bins; learnt when left out.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        thresholds: As in :class:`MinCllr`.
+        score_range: As there.
+        bandwidth: As there.
+        validate_args: As there.
         intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` adds ``d_ece_low``,
             ``d_ece_high``, ``d_ece_reversed_low`` and ``d_ece_reversed_high``; an extreme such as ``l_w`` has none.
         kwargs: Those of :class:`torchmetrics.Metric`.

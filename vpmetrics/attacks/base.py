@@ -111,8 +111,8 @@ class Maps(NamedTuple):
 class TunedAttack(Attack):
     """An attack with several settings; it takes the one that best separates speakers it was not fitted on.
 
-    ``settings`` are sorted from the least to the most regularised. Of nearly equal ones the last is taken, so that
-    rounding decides nothing. ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
+    ``settings`` are sorted from the least to the most regularised; of nearly equal ones the last is taken.
+    ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
 
     Example:
         >>> from vpmetrics.attacks import KernelRidge
@@ -141,15 +141,9 @@ class TunedAttack(Attack):
     def fit(
         self, original: Tensor | None = None, protected: Tensor | None = None, speakers: Tensor | None = None
     ) -> Self:
-        """Learn from embeddings ``(N, D)``, row by row, and the integer speakers ``(N,)`` of the rows.
+        """Learn from embeddings ``(N, D)``, row by row, and the integer speakers ``(N,)`` of the rows; return itself.
 
-        Args:
-            original: Embeddings of original speech; may be left out where the attacker needs no pairs.
-            protected: Those of the protected versions.
-            speakers: Speaker of each row.
-
-        Returns:
-            The attack itself.
+        ``original`` may be left out where the attacker needs no pairs.
         """
         check_tensor("protected", protected)
         if self.needs == PAIRS:
@@ -210,8 +204,7 @@ class LinearAttack(TunedAttack):
     """An attack that centres, normalises and maps each side linearly, as follows from the moments of pairs.
 
     A subclass derives ``maps`` from means and covariances of normalised pairs: ``statistics.mean_p``,
-    ``statistics.pp``, ``statistics.po`` and so on, see ``statistics.whiten`` for a whitening that uses no direction
-    without variance. A metric can also fit it on the moments that it has observed.
+    ``statistics.pp``, ``statistics.po`` and so on. A metric can also fit it on the moments that it has observed.
 
     Example:
         >>> class Subspace(LinearAttack):

@@ -113,7 +113,7 @@ class OuterProducts(TunedAttack):
 
 @dataclass(frozen=True, eq=False)
 class GaussianKernel:
-    """Gaussian kernel between rows and training rows; its width follows from the total variance of the latter."""
+    """Gaussian kernel; its width follows from the total variance of the training rows."""
 
     training_rows: Tensor  # (n, D)
     variance: Tensor
@@ -125,16 +125,13 @@ class GaussianKernel:
 
 
 class ProductKernel:
-    """Kernel of all products of two dimensions; its features have mean zero over the training rows ``(n, D)``.
-
-    ``matrix`` ``(n, n)``: the kernel of the training rows; ``variance``: the total variance of their features.
-    """
+    """Kernel of all products of two dimensions; its features have mean zero over the training rows ``(n, D)``."""
 
     def __init__(self, training_rows: Tensor) -> None:
         uncentred = (training_rows @ training_rows.T).square()
         self.training_rows, self.mean = training_rows, uncentred.mean(0)
-        self.matrix = uncentred - self.mean - self.mean[:, None] + self.mean.mean()
-        self.variance = self.matrix.diagonal().mean()
+        self.matrix = uncentred - self.mean - self.mean[:, None] + self.mean.mean()  # (n, n), of the training rows
+        self.variance = self.matrix.diagonal().mean()  # the total variance of their features
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the kernel ``(N, n)`` between rows ``(N, D)`` and the training rows."""

@@ -40,19 +40,15 @@ Setting = tuple[int, float]  # of a classifier: the index of its design matrix, 
 
 
 class AttributeResult(NamedTuple):
-    """What embeddings disclose about one attribute.
+    """What embeddings disclose about one attribute."""
 
-    ``disclosure`` in bits with its interval ``low``, ``high``; ``chance``: the disclosure with labels permuted;
-    ``accuracy`` of the classifier and ``majority``, that of always naming the largest class; ``entropy`` in bits.
-    """
-
-    disclosure: Tensor
+    disclosure: Tensor  # in bits
     low: Tensor
     high: Tensor
-    chance: Tensor
-    accuracy: Tensor
-    majority: Tensor
-    entropy: Tensor
+    chance: Tensor  # the disclosure with labels permuted
+    accuracy: Tensor  # of the classifier
+    majority: Tensor  # the accuracy of always naming the largest class
+    entropy: Tensor  # in bits
 
 
 def attribute_disclosure(
@@ -138,15 +134,13 @@ def attribute_disclosure(
 
 
 def _index_labels_by_mean_embedding(embeddings: Tensor, labels: Tensor, tie_breakers: Tensor) -> tuple[int, Tensor]:
-    """Return the number of labels, and the label of each row as an index ``(N,)``: labels sorted by mean embedding.
-
-    Where mean embeddings are equal, single embeddings and their ``tie_breakers`` ``(N,)`` decide.
-    """
+    """Return the number of labels, and the label of each row as an index ``(N,)``: labels sorted by mean embedding."""
     names, index = labels.unique(return_inverse=True)
     sums = widen(embeddings).new_zeros(len(names), embeddings.shape[1]).index_add(0, index, widen(embeddings.detach()))
     keys = row_sort_keys(sums / count_values(index, len(names))[:, None])
     values = row_sort_keys(embeddings)
     largest = values.abs().amax() if len(values) else 0.0
+    # Where mean embeddings are equal, single embeddings and their tie breakers decide.
     order = lexsort_columns(hash_values((values + largest + 1) * tie_breakers, index, len(names)), keys)
     return len(names), order.argsort()[index]
 

@@ -76,22 +76,21 @@ def bootstrap(
 ) -> dict[str, IntervalWithReplicates]:
     r"""Compute confidence intervals by resampling speakers with replacement, never trials, since trials share speakers.
 
-    A speaker drawn :math:`w` times weighs :math:`w`: in every replicate a target trial of speaker i weighs
-    :math:`w_i`, a non-target trial of speakers i and j weighs :math:`w_i w_j`, so copies of one speaker never meet.
-    Every replicate is calibrated by itself. With the mean :math:`\bar\theta` and the standard deviation :math:`\sigma`
-    of the replicates the interval of a value :math:`\theta` is
+    In every replicate, calibrated by itself, a target trial of speaker i weighs :math:`w_i`, the number of times that
+    the speaker is drawn, and a non-target trial of speakers i and j weighs :math:`w_i w_j`. With the mean
+    :math:`\bar\theta` and the standard deviation :math:`\sigma` of the replicates the interval of a value
+    :math:`\theta` is, corrected for bias,
 
     .. math:: \theta - (\bar\theta - \theta) \pm t_{S - 1}\, \sigma \sqrt{S / (S - 1)}
 
-    with Student's t for S speakers, corrected for bias: a calibration overfits its own trials. Where all replicates are
-    the same end of a range, the reach is a Clopper–Pearson bound on the share of speakers that differ.
+    with Student's t for S speakers. Where all replicates are the same end of a range, the reach is a Clopper–Pearson
+    bound on the share of speakers that differ.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike; for ``cllr``, log-likelihood ratios.
         target: 1 (same speaker) or 0 (different), of the same shape.
         speakers: Speakers of the enrolment side and of the test side: two integer tensors of the same shape.
-        measures: Score measures with an interval, such as ``d_ece`` or ``eer``; ``linkability`` has the bins of all
-            trials.
+        measures: Score measures with an interval, such as ``d_ece``; ``linkability`` has the bins of all trials.
         replicates: Number of replicates.
         confidence: Confidence level.
         seed: Seed of the draws; labels of speakers and the order of trials change nothing.
@@ -99,8 +98,8 @@ def bootstrap(
 
     Returns:
         ``value``, ``low``, ``high`` and ``replicates`` ``(R,)`` of each measure. Replicates without one class of trials
-        are NaN and left out; without one class at all everything is NaN, with one warning. Fewer than three speakers
-        with trials of both classes have no interval: NaN, with one warning.
+        are NaN and left out. With one warning everything is NaN without one class at all, and the interval is NaN for
+        fewer than three speakers with trials of both classes.
 
     Example:
         >>> speakers = torch.arange(60).repeat_interleave(60) % 12, torch.arange(60).repeat(60) % 12
@@ -140,19 +139,19 @@ def bootstrap_embeddings(
 ) -> dict[str, IntervalWithReplicates]:
     r"""Compute confidence intervals from embeddings by resampling speakers, as :func:`bootstrap` does.
 
-    For ``deid`` and ``gvd`` every replicate calibrates each condition by itself, under Laplace's rule, and averages its
-    own matrices: a speaker drawn :math:`w` times is :math:`w` rows and columns. For ``mean_d`` and ``alid`` the inputs
-    are resampled; references and slopes stay. Every score is kept, so use it for some thousand utterances at most.
+    For ``deid`` and ``gvd`` a speaker drawn :math:`w` times is :math:`w` rows and columns of the matrices. For
+    ``mean_d`` and ``alid`` the inputs are resampled; references and slopes stay. Every score is kept, so use it for
+    some thousand utterances at most.
 
     Args:
         original: Embeddings ``(N, D)`` of the original speech.
         protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of ``original``.
         speakers: Speaker of each row, ``(N,)`` integers.
-        measures: ``deid``, ``gvd``, and after ``oo_``, ``op_`` or ``pp_`` a measure of :func:`bootstrap`, ``mean_d`` or
-            ``alid``.
+        measures: ``deid``, ``gvd``, or a measure of :func:`bootstrap`, ``mean_d`` or ``alid`` after ``oo_``, ``op_`` or
+            ``pp_``.
         replicates: Number of replicates.
         confidence: Confidence level.
-        seed: Seed of the draws; labels of speakers and the order of rows change nothing.
+        seed: As in :func:`bootstrap`.
         scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
         similarity: ``"geometric"`` or ``"sigmoid"``, see :func:`voice_similarity_matrix`.
         validate_args: Whether NaN and infinite embeddings raise; forces a GPU sync once.

@@ -34,8 +34,8 @@ def voice_similarity_matrix(
         S(i, j) = \sigma\Bigl(\tfrac{1}{|\mathcal{L}_{ij}|} \sum_{l \in \mathcal{L}_{ij}} l\Bigr) \quad\text{(2020)}
 
     over the log-likelihood ratios :math:`\mathcal{L}_{ij}` of the utterances of speaker i against those of speaker j,
-    PAV under Laplace's rule, each condition calibrated by itself. Within a side every unordered pair of different
-    utterances is a trial; between the sides every pair but an utterance and its own protected version.
+    PAV under Laplace's rule of each condition by itself. Every unordered pair of utterances is a trial within a side;
+    between the sides, every pair but an utterance and its own protected version.
 
     Args:
         original: Embeddings ``(N, D)`` of the original speech, or None.
