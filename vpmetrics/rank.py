@@ -9,15 +9,9 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import look_up_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
-from vpmetrics._engine.identification import (
-    Identification,
-    add_padded_histograms,
-    identify_condition,
-    mean_over_groups,
-)
+from vpmetrics._engine.identification import add_padded_histograms, identify_condition, mean_over_groups
 from vpmetrics._engine.identification_scalars import jackknife_scalars
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
-from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_choice
@@ -80,12 +74,9 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
-    def _identify_by_group(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
-        condition = look_up_condition(self.condition)
-        return identify_condition(data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth)
-
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        parts = self._identify_by_group(data)
+        condition = look_up_condition(self.condition)
+        parts = identify_condition(data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth)
         histograms = [part.histogram for _, part in parts]
         inputs = torch.stack([each.detach().sum() for each in histograms])
         disclosures = [rank_disclosure(each, self.model, validate_args=False) for each in histograms]
@@ -106,6 +97,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
         with self._gather_states():
-            parts = self._identify_by_group(self._collect_data())
+            data, condition = self._collect_data(), look_up_condition(self.condition)
+            parts = identify_condition(data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth)
         histogram = add_padded_histograms([part.histogram for _, part in parts])
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

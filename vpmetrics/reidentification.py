@@ -32,8 +32,7 @@ class _PopulationMetric(EmbeddingMetric):
     """A search for speakers of conversations, with sizes and an enrolment protocol."""
 
     higher_is_better: bool = False
-    plot_lower_bound: float = 0.0
-    plot_upper_bound: float = 1.0
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def __init__(
         self,

@@ -74,8 +74,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     """
 
     conditions = ("OO", "OP", "PP")
-    plot_lower_bound: float = 0.0
-    plot_upper_bound: float = 1.0
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def plot(
         self,

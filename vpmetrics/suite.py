@@ -161,12 +161,10 @@ class VoicePrivacy(AttackedMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw de-identification against gain of voice distinctiveness.
 
-        To draw several systems into one figure, pass the axes that the first call returned to the next.
-
         Args:
             val: A value of ``compute``, or a dictionary from names of systems to such values; default ``compute()``.
                 A sequence of values is drawn as the path of a training over its epochs.
-            ax: Matplotlib axes to draw on; new ones when left out.
+            ax: Matplotlib axes to draw on; several systems may share them.
             label: Name of the system, where ``val`` is one value.
         """
         from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path

@@ -50,8 +50,7 @@ class MinCllr(ScoreMetric):
 
     measure, formula = "min_cllr", staticmethod(min_cllr_of_steps)
     higher_is_better: bool = True
-    plot_lower_bound: float = 0.0
-    plot_upper_bound: float = 1.0
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
 
 class EqualErrorRate(ScoreMetric):
@@ -77,8 +76,7 @@ class EqualErrorRate(ScoreMetric):
 
     measure, formula = "eer", staticmethod(eer_of_steps)
     higher_is_better: bool = True
-    plot_lower_bound: float = 0.0
-    plot_upper_bound: float = 0.5
+    plot_lower_bound, plot_upper_bound = 0.0, 0.5
 
 
 class Linkability(ScoreMetric):
@@ -102,8 +100,7 @@ class Linkability(ScoreMetric):
 
     measure = "linkability"
     higher_is_better: bool = False
-    plot_lower_bound: float = 0.0
-    plot_upper_bound: float = 1.0
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def __init__(
         self,
@@ -172,13 +169,7 @@ class Cllr(TrialMetric):
         self.add_state("saw_float64", default=torch.zeros((), dtype=torch.uint8), dist_reduce_fx="max")
 
     def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> None:
-        """Accumulate a batch of trials.
-
-        Args:
-            preds: Natural-log likelihood ratios in any shape.
-            target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
-            speakers: Speakers of the enrolment side and of the test side, for ``intervals``.
-        """
+        """Accumulate a batch of trials; ``speakers``, of the enrolment side and of the test side, for ``intervals``."""
         both = self._check_batch(preds, target, speakers)
         if self.intervals is not None:
             self._store_trials(preds, target, both)
@@ -220,8 +211,7 @@ class TPRAtFPR(ScoreMetric):
     """
 
     higher_is_better: bool = False
-    plot_lower_bound: float = 0.0
-    plot_upper_bound: float = 1.0
+    plot_lower_bound, plot_upper_bound = 0.0, 1.0
 
     def __init__(
         self,

@@ -12,7 +12,6 @@ from vpmetrics._engine.calibration import transferred_llr
 from vpmetrics._engine.measures import minimum_cross_entropy
 from vpmetrics._engine.metric_base import PrivacyMetric
 from vpmetrics._engine.precision import at_least_float32
-from vpmetrics._engine.score_counts import StepsOfBothSigns
 from vpmetrics._engine.score_metric import ScoreMetric
 from vpmetrics._engine.validation import check_choice, check_trials, reject_options
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_both_signs
@@ -45,8 +44,7 @@ class ZebraDisclosure(ScoreMetric):
     higher_is_better: bool = False
     plot_lower_bound: float = 0.0
 
-    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
-        return zebra_of_both_signs(steps, dtype)
+    _compute_value_of_steps = staticmethod(zebra_of_both_signs)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
         """Draw the ECE profile: the empirical cross-entropy of the prior and of the scores, over all priors.

@@ -1,8 +1,8 @@
 """Attacks, fitted on other speakers than they attack: what protected speech discloses beyond the cosine.
 
-An attack learns with ``fit(original, protected, speakers)`` and changes what is compared, by cosine or by a score of
-its own, with ``attack(original, protected)``. ``needs`` names what its attacker must have. :data:`STANDARD` is the
-battery that metrics try: every attack in it discloses more than all others on some data.
+An attack learns with ``fit(original, protected, speakers)`` and changes what is compared with ``attack(original,
+protected)``. :data:`STANDARD` is the battery that metrics try: every attack in it discloses more than all others on
+some data. To add one, see :class:`Attack`, and :class:`LinearAttack` for one that follows from means and covariances.
 
 Example:
     An attacker who has the anonymiser learns from pairs of other speakers, and reaches a higher disclosure:
@@ -23,9 +23,6 @@ Example:
     ...     print(f"{attack.name}: {disclosed['d_ece']:.2f} bit")
     plain: 0.18 bit
     canonical correlation: 0.32 bit
-
-To add an attack, write a class with these two methods, see :class:`Attack`. An attack that follows from means and
-covariances of pairs shares the fits of the others, see :class:`LinearAttack`.
 """
 
 from vpmetrics.attacks.base import Attack, LinearAttack, Maps, TunedAttack

@@ -124,10 +124,8 @@ class TunedAttack(Attack):
     settings: Sequence[Any] = (None,)
     conditions: Sequence[str] = ("OP", "PP")
     views: Sequence[RowNormalisation] | None = None  # None for all that the pairs offer
-
-    def __init__(self) -> None:
-        self.solution: Solution | None = None
-        self.width = 0
+    solution: Solution | None = None
+    width: int
 
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: Any) -> Solution:
         """Return the attack fitted with one setting, on rows normalised as ``view`` says."""

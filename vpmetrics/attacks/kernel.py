@@ -23,6 +23,7 @@ _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows w
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on
 _WIDTH = 4.0  # of the Gaussian kernel, in total variances; between 2 and 8 it hardly matters
 _ROUNDING = 1e-12  # a smaller total variance of features of unit rows is rounding
+_TINY = torch.finfo(torch.float32).tiny  # so that a kernel of zeros has a Cholesky factor
 _JITTER = 1e-6  # of the mean diagonal, so that a singular kernel has a Cholesky factor
 
 
@@ -103,7 +104,7 @@ class OuterProducts(TunedAttack):
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
         """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
         kernel_o, kernel_p = (_fit_product_kernel(pairs, side, view) for side in ("original", "protected"))
-        root = _factorise(kernel_o.matrix, _JITTER)
+        root = cholesky_plus_diagonal(kernel_o.matrix, _JITTER * kernel_o.variance + _TINY)
         weights = _fit_kernel_ridge(kernel_p.matrix, setting, root, kernel_p.variance)
         return Solution(
             (pairs.normalisation("original", view), kernel_o, Inverse(root)),
@@ -143,11 +144,10 @@ def _fit_product_kernel(pairs: TrainingPairs, side: SideName, view: RowNormalisa
     return pairs.get_or_make((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
 
 
-def _factorise(kernel: Tensor, ridge: float) -> Tensor:
-    """Return the Cholesky factor of a kernel with a ridge relative to the mean of its diagonal."""
-    return cholesky_plus_diagonal(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
-
-
 def _fit_kernel_ridge(kernel: Tensor, ridge: float, values: Tensor, variance: Tensor) -> Tensor:
-    """Return the weights of a kernel ridge regression of values; 0 where the features have no variance."""
-    return torch.where(variance > _ROUNDING, torch.cholesky_solve(values, _factorise(kernel, ridge)), 0)
+    """Return the weights of a kernel ridge regression of values; 0 where the features have no variance.
+
+    The ridge is relative to the mean diagonal.
+    """
+    root = cholesky_plus_diagonal(kernel, ridge * kernel.diagonal().mean() + _TINY)
+    return torch.where(variance > _ROUNDING, torch.cholesky_solve(values, root), 0)

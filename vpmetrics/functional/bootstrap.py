@@ -112,7 +112,9 @@ def bootstrap(
     check_trials(preds, target, validate_args)
     check_speakers_of_trials(speakers, target, validate_args)
     check_choices("measures", measures, MEASURES)
-    _check_settings(replicates, confidence, seed)
+    check_whole_number("replicates", replicates, least=2)
+    check_whole_number("seed", seed, least=0)
+    check_confidence("confidence", confidence)
     scores, is_target = preds.detach().flatten(), target.flatten().bool()
     labels, places = torch.stack([side.flatten() for side in speakers]).unique(return_inverse=True)
     # The sums of ranks identify a speaker whatever the labels are.
@@ -169,7 +171,9 @@ def bootstrap_embeddings(
         (tensor(0.3973), tensor(0.3154), tensor(0.5277))
     """
     check_choices("measures", measures, EMBEDDING_MEASURES)
-    _check_settings(replicates, confidence, seed)
+    check_whole_number("replicates", replicates, least=2)
+    check_whole_number("seed", seed, least=0)
+    check_confidence("confidence", confidence)
     check_choice("similarity", similarity, SIMILARITIES)
     data = deduplicate_and_index(pack_utterances(original, protected, speakers, validate_values=validate_args))
     num_speakers = len(data.speakers)
@@ -185,12 +189,6 @@ def bootstrap_embeddings(
             values = dict.fromkeys(measures, (unknown, num_speakers))
         requested = {key: values[key] for key in measures}
         return _bias_corrected_t_intervals(requested, num_speakers, confidence, result_dtype(original, protected))
-
-
-def _check_settings(replicates: int, confidence: float, seed: int) -> None:
-    check_whole_number("replicates", replicates, least=2)
-    check_whole_number("seed", seed, least=0)
-    check_confidence("confidence", confidence)
 
 
 def _draw_weights(order: Tensor, replicates: int, seed: int) -> Tensor:

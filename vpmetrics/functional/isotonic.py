@@ -45,7 +45,12 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
         if bool((weights < 0).any()):
             raise ValueError(f"Expected `weights` to be non-negative, but got {weights.min().item()}.")
     # After division by a power of two no sum overflows. Only large weights are divided: small ones must not become 0.
-    unit, peak = _power_of_two_near_peak(y), _power_of_two_near_peak(weights)
+    scales = []
+    for x in (y, weights):
+        finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
+        largest = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
+        scales.append(power_of_two_near(largest, least=torch.finfo(largest.dtype).tiny))
+    unit, peak = scales
     values, masses = widen(y) / unit, widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
     blocks = number_pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
     weight = replace_by_block_sums(masses, blocks)
@@ -60,13 +65,6 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     # Ascending in spite of rounding. Only rounding errors change here, so the correction has no gradient.
     fitted = exact + (exact.detach().cummax(-1).values - exact.detach()).nan_to_num(0)
     return (fitted * unit).masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
-
-
-def _power_of_two_near_peak(x: Tensor) -> Tensor:
-    """Return a power of two near the largest finite magnitude of each row."""
-    finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
-    peak = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
-    return power_of_two_near(peak, least=torch.finfo(peak.dtype).tiny)
 
 
 def pav_llr(
