@@ -11,7 +11,7 @@ from samples import gaussians
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, EqualErrorRate, MinCllr, ZebraDisclosure
-from vpmetrics._engine.calibration import fit_slope_and_offset
+from vpmetrics._engine.calibration import fit_linear_map
 from vpmetrics._engine.measures import d_ece_term
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
@@ -200,7 +200,8 @@ def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
         preds, target = torch.randn(60, generator=draw, dtype=torch.float64), torch.arange(60) < 15
         preds = preds.abs() * torch.where(target, 3, -3)
         preds[0], preds[20] = -overlap / 2, overlap / 2
-        fitted = fit_slope_and_offset(7 + preds / 100, target)
+        at_0, at_1 = fit_linear_map(7 + preds / 100, target)(torch.tensor([0.0, 1.0], dtype=torch.float64))
+        fitted = at_1 - at_0, at_0
         expected = reference.zebra.linear_calibration((7 + preds / 100).numpy(), target.numpy())
         # An overlap of 1e-8 around 7 is itself known to seven digits.
         assert [value.item() for value in fitted] == pytest.approx(expected, rel=1e-6)

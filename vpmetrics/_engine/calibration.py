@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +20,8 @@ _TIED = 1e-6  # standard deviations, below which the order of two scores may be 
 _LEAST_GAP = 1e-2  # standard deviations between two pseudo-trials
 
 Finder = Callable[[Tensor], list[Tensor]]
+ScoreMap = Callable[[Tensor], Tensor]
+Trials = Sequence[tuple[Tensor, Tensor]]  # scores (K,), or (F, 1) if each regression has one; weights in each, (F, K)
 
 
 def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
@@ -56,104 +56,72 @@ def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
     return places
 
 
-class GradientAndHessian(NamedTuple):
-    """Derivatives of the cost of each regression by slope and offset, ``(F,)`` each."""
+def mean_derivatives(parts: Trials, theta: Tensor, label: int) -> Tensor:
+    """Return means over trials of one class of the derivatives of their costs, ``(5, F)``.
 
-    slope: Tensor
-    offset: Tensor
-    slope_slope: Tensor
-    slope_offset: Tensor
-    offset_offset: Tensor
-
-
-def sum_gradient_and_hessian(scores: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:
-    """Return the sums of :class:`GradientAndHessian` over trials of one class, and their total weight, ``(6, F)``.
+    They are by slope, by offset, twice by slope, by both, and twice by offset.
 
     Args:
-        scores: Scores ``(K,)``, or ``(F, 1)``, one for each regression.
-        weights: Weight of each score in each regression, ``(F, K)``.
+        parts: Trials of the class.
         theta: Slope and offset of each regression, ``(F, 2)``.
         label: 1 for targets, 0 for non-targets.
     """
-    slope, offset = theta.unsqueeze(-1).unbind(1)
-    error = torch.addcmul(offset, slope, scores).sigmoid_()
-    curvature = torch.addcmul(error, error, error, value=-1).mul_(weights)
-    error = error.sub_(label).mul_(weights)
-    if scores.dim() == 2:
-        sums = [error * scores, error, curvature * scores.square(), curvature * scores, curvature, weights]
-        return torch.cat(sums, dim=1).T
-    powers = torch.stack([torch.ones_like(scores), scores, scores.square()], dim=1)
-    by_offset, by_slope = (error @ powers[:, :2]).unbind(1)
-    by_offset_offset, by_both, by_slope_slope = (curvature @ powers).unbind(1)
-    return torch.stack([by_slope, by_offset, by_slope_slope, by_both, by_offset_offset, weights.sum(1)])
+    (slope, offset), sums = theta.unsqueeze(-1).unbind(1), theta.new_zeros(6, len(theta))
+    for scores, weights in parts:
+        error = torch.addcmul(offset, slope, scores).sigmoid_()
+        curvature = torch.addcmul(error, error, error, value=-1).mul_(weights)
+        error = error.sub_(label).mul_(weights)
+        powers = torch.stack([torch.ones_like(scores), scores, scores.square()], dim=-1)
+        products = ((each.unsqueeze(1) @ powers).squeeze(1).T for each in (error, curvature))
+        (by_offset, by_slope, _), (by_offset_offset, by_both, by_slope_slope) = products
+        sums += torch.stack([by_slope, by_offset, by_slope_slope, by_both, by_offset_offset, weights.sum(1)])
+    return sums[:-1] / sums[-1]
 
 
-def average_classes(targets: Tensor, nontargets: Tensor) -> GradientAndHessian:
-    """Return the sums of both classes ``(6, F)``, averaged by class and added."""
-    return GradientAndHessian(*(targets[:-1] / targets[-1] + nontargets[:-1] / nontargets[-1]))
-
-
-def minimise_and_check_convergence(
-    gradient_and_hessian: Callable[[Tensor], GradientAndHessian], theta: Tensor
-) -> tuple[Tensor, Tensor]:
+def minimise_and_check_convergence(nontargets: Trials, targets: Trials, theta: Tensor) -> tuple[Tensor, Tensor]:
     """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged ``(F,)``.
 
     Newton's method in a trust region. A step that passes the minimum along it by far is rejected, so the method
     converges when the classes overlap, and the cost itself is not needed. A converged regression no longer changes, so
     results do not depend on how often convergence is checked.
     """
-    here, longest = gradient_and_hessian(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
-    for iteration in range(_ITERATIONS):
+    here = mean_derivatives(nontargets, theta, 0) + mean_derivatives(targets, theta, 1)
+    longest = torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
+    for iteration in range(_ITERATIONS + 1):
         step = _newton_step(here)
-        done = _is_negligible(step, theta)
-        if (iteration == _FIRST_CHECK or theta.device.type == "cpu") and bool(done.all()):
+        length, size = (torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (step, theta))
+        # The next step is below the last digit, or there is nothing to fit.
+        done = ~(length > torch.finfo(theta.dtype).eps ** 0.4 * (1 + size))
+        is_checked = iteration == _FIRST_CHECK or theta.device.type == "cpu"
+        if iteration == _ITERATIONS or (is_checked and bool(done.all())):
             break
-        length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
-        step = step * (longest / length).clamp(max=1)
-        there = gradient_and_hessian(theta - step)
+        tried = step * (longest / length).clamp(max=1)
+        there = mean_derivatives(nontargets, theta - tried, 0) + mean_derivatives(targets, theta - tried, 1)
         # The cost is convex. Accept a step if the cost still falls at its end, or rises at most half as steeply.
-        slope_here, slope_there = (at.slope * step[:, 0] + at.offset * step[:, 1] for at in (here, there))
-        better = ((slope_there >= -slope_here / 2) & ~done).unsqueeze(1)
+        slope_here, slope_there = (at[0] * tried[:, 0] + at[1] * tried[:, 1] for at in (here, there))
+        better = (slope_there >= -slope_here / 2).unsqueeze(1) & ~done
         taken = length.minimum(longest)
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
-        theta = torch.where(better, theta - step, theta)
-        here = GradientAndHessian(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
-    step = _newton_step(here)
-    done = _is_negligible(step, theta)
-    return torch.where(done.unsqueeze(1), theta - step, theta), done
+        theta = torch.where(better, theta - tried, theta)
+        here = torch.where(better.T, there, here)
+    return torch.where(done, theta - step, theta), done.squeeze(1)
 
 
-def _is_negligible(step: Tensor, theta: Tensor) -> Tensor:
-    """Return whether the step is so small that the next one is below the last digit, or there is nothing to fit."""
-    step, theta = torch.linalg.vector_norm(step, dim=1), torch.linalg.vector_norm(theta, dim=1)
-    last: Tensor = ~(step > torch.finfo(theta.dtype).eps ** 0.4 * (1 + theta))
-    return last
-
-
-def _newton_step(cost: GradientAndHessian) -> Tensor:
+def _newton_step(derivatives: Tensor) -> Tensor:
     """Return Newton's step ``(F, 2)``, or the gradient where rounding hides the curvature."""
-    gradient = torch.stack([cost.slope, cost.offset], dim=1)
+    slope, offset, by_slope, both, by_offset = derivatives
+    gradient = torch.stack([slope, offset], dim=1)
     least = torch.finfo(gradient.dtype).tiny ** 0.5  # uninformative scores leave the slope at 0
-    by_slope, by_offset, both = cost.slope_slope + least, cost.offset_offset + least, cost.slope_offset
-    adjoint = torch.stack([by_offset * cost.slope - both * cost.offset, by_slope * cost.offset - both * cost.slope], 1)
+    by_slope, by_offset = by_slope + least, by_offset + least
+    adjoint = torch.stack([by_offset * slope - both * offset, by_slope * offset - both * slope], dim=1)
     newton = adjoint / (by_slope * by_offset - both.square()).unsqueeze(1)
     gain = (gradient * newton).sum(dim=1, keepdim=True)
-    step: Tensor = torch.where((gain > 0) & newton.isfinite().all(dim=1, keepdim=True), newton, gradient)
-    return step
-
-
-ScoreMap = Callable[[Tensor], Tensor]
+    return torch.where((gain > 0) & newton.isfinite().all(dim=1, keepdim=True), newton, gradient)
 
 
 def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
-    """Return the map ``a * s + b`` of least Cllr at prior 1/2, without regularisation."""
+    """Return the map ``a * s + b`` of least Cllr at prior 1/2, not regularised; NaN where there is no optimum."""
     scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
-    slope, offset = fit_slope_and_offset(scores, is_target)
-    return lambda values: slope * values + offset
-
-
-def fit_slope_and_offset(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return slope and offset of a logistic regression with equal class weights; NaN where there is no optimum."""
     targets, nontargets = scores[is_target], scores[~is_target]
     # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
     is_defined = len(targets) > 0 and len(nontargets) > 0
@@ -162,17 +130,12 @@ def fit_slope_and_offset(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Ten
         is_defined = bool(has_overlap & scores.isfinite().all())
     if not is_defined:
         warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
-        return scores.new_full((), torch.nan), scores.new_full((), torch.nan)
+        return lambda values: torch.full_like(values, torch.nan)
     spread, centre = torch.std_mean(scores, correction=0)
-    classes = [((part - centre) / spread, part.new_ones(1, len(part))) for part in (targets, nontargets)]
-
-    def gradient_and_hessian(theta: Tensor) -> GradientAndHessian:
-        """Return the derivatives of the calibration cost at slope and offset ``theta``, ``(1, 2)``."""
-        return average_classes(*(sum_gradient_and_hessian(*classes[1 - label], theta, label) for label in (1, 0)))
-
-    theta, converged = minimise_and_check_convergence(gradient_and_hessian, scores.new_zeros(1, 2))
-    slope, offset = torch.where(converged, theta[0], torch.nan)
-    return slope / spread, offset - slope / spread * centre
+    low, high = ([((part - centre) / spread, part.new_ones(1, len(part)))] for part in (nontargets, targets))
+    theta, is_converged = minimise_and_check_convergence(low, high, scores.new_zeros(1, 2))
+    slope, offset = torch.where(is_converged, theta[0], torch.nan)
+    return lambda values: slope / spread * values + (offset - slope / spread * centre)
 
 
 def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
@@ -196,15 +159,17 @@ def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
     return interpolate_llr
 
 
+CALIBRATIONS = {"linear": fit_linear_map, "isotonic": fit_isotonic_map}
+
+
 def transferred_llr(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
 ) -> Tensor:
     """Return log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
-    check_choice("calibration", calibration, ("linear", "isotonic"))
+    check_choice("calibration", calibration, tuple(CALIBRATIONS))
     for trials in ((preds, target), (fit_preds, fit_target)):
         check_trials(*trials, validate_args)
-    fit = fit_linear_map if calibration == "linear" else fit_isotonic_map
-    return fit(fit_preds, fit_target)(widen(preds.flatten()))
+    return CALIBRATIONS[calibration](fit_preds, fit_target)(widen(preds.flatten()))
 
 
 def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_folds: int) -> Tensor:
@@ -239,21 +204,14 @@ def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor
     pseudo_scores, pseudo_weights = _pseudo_trials_if_separable(
         nontarget, nontarget_fold, target, target_fold, num_folds
     )
-
-    def gradient_and_hessian(regressions: slice, theta: Tensor) -> GradientAndHessian:
-        """Return the derivatives of the costs of some regressions at slopes and offsets ``theta``, ``(F, 2)``."""
-        sums = (
-            sum_gradient_and_hessian(scores, class_weights[regressions], theta, label)
-            + sum_gradient_and_hessian(pseudo_scores[1 - label, regressions], pseudo_weights[regressions], theta, label)
-            for label, scores, class_weights in ((1, target, weights), (0, middles, others))
-        )
-        return average_classes(*sums)
-
+    theta = target.new_zeros(1, 2)
     # Regressions share most of their trials: all start from the slope of the first one.
-    start, _ = minimise_and_check_convergence(partial(gradient_and_hessian, slice(0, 1)), target.new_zeros(1, 2))
-    theta, is_converged = minimise_and_check_convergence(
-        partial(gradient_and_hessian, slice(None)), start.nan_to_num(0).expand(num_folds, 2).contiguous()
-    )
+    for some in (slice(0, 1), slice(None)):
+        pseudo_target, pseudo_nontarget = pseudo_scores[:, some]
+        nontargets = (middles, others[some]), (pseudo_nontarget, pseudo_weights[some])
+        targets = (target, weights[some]), (pseudo_target, pseudo_weights[some])
+        theta = theta.nan_to_num(0).expand(len(pseudo_target), 2).contiguous()
+        theta, is_converged = minimise_and_check_convergence(nontargets, targets, theta)
     message = "A slope of local information did not converge; it may be too small."
     warn_if((~is_converged).any(), lambda failed: message if failed else None)
     is_empty = (weights.sum(1) == 0) | (others.sum(1) == 0)

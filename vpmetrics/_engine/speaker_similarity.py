@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -61,8 +61,8 @@ def compute_matrices(
             pairs = PairBlocks(
                 enrolment, test, count, scorer, CONDITIONS[name], data.processes, keep_digits=bandwidth is None
             )
-            scores = collect_pair_scores(pairs, bandwidth)
-            matrix = _fill_matrix(pairs, similarity_rows(pairs, scores, similarity)).to(dtype)[order][:, order]
+            rows = _similarity_rows(pairs, collect_pair_scores(pairs, bandwidth), similarity)
+            matrix = _join_rows(pairs, rows).to(dtype)[order][:, order]
         matrices.append(matrix)
     oo, op, pp = matrices
     return SimilarityMatrices(oo, op, pp, data.speakers[order])
@@ -70,23 +70,15 @@ def compute_matrices(
 
 def mean_score_matrix(pairs: PairBlocks) -> Tensor:
     """Return the mean score of every pair of speakers, ``(S, S)``."""
-    return _fill_matrix(pairs, pair_means(pairs, lambda scores: scores))
+    return _join_rows(pairs, _pair_means(pairs, lambda scores: scores))
 
 
-def _fill_matrix(pairs: PairBlocks, parts: Iterator[tuple[RowGroup, Tensor]]) -> Tensor:
-    matrix = _nan_matrix(pairs)
+def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> Tensor:
+    """Return the matrix ``(S, S)`` of the rows of all processes; within one side with both halves."""
+    device = pairs.enrolment.speaker_index.device
+    matrix = torch.full((pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device)
     for group, means in parts:
         matrix[group.first_speaker : group.last_speaker] = means
-    return _join_matrix(pairs, matrix)
-
-
-def _nan_matrix(pairs: PairBlocks) -> Tensor:
-    device = pairs.enrolment.speaker_index.device
-    return torch.full((pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device)
-
-
-def _join_matrix(pairs: PairBlocks, matrix: Tensor) -> Tensor:
-    """Return the matrix of all processes; within one side with both halves."""
     if pairs.processes.world_size > 1:
         # Whatever a process did not compute is -inf, and the largest of all processes is the value.
         (matrix,) = pairs.processes.all_reduce(torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX")
@@ -94,16 +86,16 @@ def _join_matrix(pairs: PairBlocks, matrix: Tensor) -> Tensor:
     return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_same_rows else matrix
 
 
-def similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Iterator[tuple[RowGroup, Tensor]]:
+def _similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Iterator[tuple[RowGroup, Tensor]]:
     """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where there is no trial."""
     llr = scores.laplace_llr_of_steps()
     is_geometric = similarity == "geometric"
     find = scores.make_finder([logsigmoid(llr) if is_geometric else llr])
-    for group, means in pair_means(pairs, lambda block_scores: find(block_scores)[0]):
+    for group, means in _pair_means(pairs, lambda block_scores: find(block_scores)[0]):
         yield group, means.exp() if is_geometric else means.sigmoid()
 
 
-def pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[RowGroup, Tensor]]:
+def _pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[RowGroup, Tensor]]:
     """Yield means ``(v, S)``, over trials, of a function of scores, for the speakers of a row group and all speakers.
 
     Where both sides are the same utterances, every pair of speakers appears once, in ascending order.
@@ -112,41 +104,34 @@ def pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iter
     dtype = wide_dtype(rows.device)
     for group in pairs.row_groups():
         size = group.last_speaker - group.first_speaker
-        sums = torch.zeros(size, pairs.num_speakers, dtype=dtype, device=rows.device)
+        sums, counts = (torch.zeros(size, pairs.num_speakers, dtype=dtype, device=rows.device) for _ in range(2))
         row_counts = count_values(rows[group.rows.start : group.rows.stop] - group.first_speaker, size)
-        counts = torch.zeros_like(sums)
         for others in group.other_columns:
-            if len(others):
-                inside = count_values(columns[others.start : others.stop], pairs.num_speakers)
-                counts += row_counts[:, None] * inside
+            counts += row_counts[:, None] * count_values(columns[others.start : others.stop], pairs.num_speakers)
         for block in pairs.blocks(group):
             values = values_of(block.scores.clone() if pairs.is_exact else block.scores).to(dtype)
-            row_speaker, column_speaker = rows[block.rows] - group.first_speaker, columns[block.columns]
+            parts = [(sums, values)]
             if block.is_trial is not None:
-                values = values.masked_fill(~block.is_trial, 0)
-                counts += _sum_by_speaker(block.is_trial.to(dtype), row_speaker, column_speaker, counts)
-            sums += _sum_by_speaker(values, row_speaker, column_speaker, sums)
+                parts = [(sums, values.masked_fill(~block.is_trial, 0)), (counts, block.is_trial.to(dtype))]
+            for total, part in parts:
+                by_row = part.new_zeros(size, part.shape[1]).index_add(0, rows[block.rows] - group.first_speaker, part)
+                total.index_add_(1, columns[block.columns], by_row)
         yield group, torch.where(counts > 0, sums / counts, torch.nan)
-
-
-def _sum_by_speaker(values: Tensor, rows: Tensor, columns: Tensor, like: Tensor) -> Tensor:
-    by_row = values.new_zeros(len(like), values.shape[1]).index_add(0, rows, values)
-    return torch.zeros_like(like).index_add(1, columns, by_row)
 
 
 def summarise_similarity(
     pairs: PairBlocks, scores: ConditionScores, similarity: str
 ) -> tuple[SimilaritySummary, Tensor | None]:
     """Return sums over the similarity matrix of one condition, and the matrix if it has at most 2048 rows."""
-    count = pairs.num_speakers
-    matrix = _nan_matrix(pairs) if count <= _MOST_SPEAKERS else None
-    sums = torch.zeros(3, 3, count, dtype=wide_dtype(pairs.test.speaker_index.device), device=pairs.test.ids.device)
-    for group, means in similarity_rows(pairs, scores, similarity):
-        if matrix is not None:
-            matrix[group.first_speaker : group.last_speaker] = means.detach()
+    has_matrix, device = pairs.num_speakers <= _MOST_SPEAKERS, pairs.test.ids.device
+    sums = torch.zeros(3, 3, pairs.num_speakers, dtype=wide_dtype(device), device=device)
+    rows: list[tuple[RowGroup, Tensor]] = []
+    for group, means in _similarity_rows(pairs, scores, similarity):
         sums = sums + _sum_rows(means, group.first_speaker)
+        if has_matrix:
+            rows.append((group, means.detach()))
     (sums,) = pairs.processes.all_reduce(sums)
-    return _summarise_sums(sums, pairs.is_same_rows), None if matrix is None else _join_matrix(pairs, matrix)
+    return _summarise_sums(sums, pairs.is_same_rows), _join_rows(pairs, rows) if has_matrix else None
 
 
 def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, softplus
 
-from vpmetrics._engine.calibration import fit_isotonic_map, fit_linear_map, transferred_llr
+from vpmetrics._engine.calibration import CALIBRATIONS, fit_linear_map, transferred_llr
 from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.jackknife import (
@@ -40,7 +40,6 @@ from vpmetrics._engine.speaker_similarity import summarise_matrix
 from vpmetrics._engine.utterances import EvaluationData, split_sessions
 from vpmetrics._engine.validation import collect_warnings, suppress_warnings
 
-_CALIBRATIONS = {"linear": fit_linear_map, "isotonic": fit_isotonic_map}
 # What a trial adds to a number, of its log-likelihood ratio with the sign turned for non-targets.
 _COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": d_ece_term, "cllr": lambda llr: softplus(-llr)}
 
@@ -193,7 +192,7 @@ def _transfer_calibration(
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
     scores = collect_trial_scores(fit.scores, fit.is_target)
     measured = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
-    llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in _CALIBRATIONS.items()}
+    llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in CALIBRATIONS.items()}
     scalars = {}
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
