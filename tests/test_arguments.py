@@ -149,18 +149,78 @@ def test_a_recording_has_one_speaker_in_all_batches_and_on_all_processes():
     assert lenient.compute().isfinite()  # in a training that does not look at values
 
 
-@pytest.mark.parametrize(
-    ("scoring", "error", "message"),
-    [
-        (lambda a, b: a @ b.mT > 0, TypeError, r"`scoring\(a, b\)` to have a floating dtype, but got torch.bool"),
-        (lambda a, b: a[:1] @ b.mT, ValueError, r"`scoring\(a, b\)` to have shape .*, one score per pair, but got"),
-        (lambda *_: 1.0, TypeError, r"`scoring\(a, b\)` to be a tensor, but got float"),
-        (PLDA, TypeError, "Expected `scoring` to be a name or a callable, but got the class PLDA"),
-    ],
-)
-def test_custom_scoring_and_its_output_are_validated(scoring, error, message):
+EYE, THREE, FOUR, HALF = torch.eye(3), torch.arange(3), torch.arange(4), torch.arange(4) // 2
+bootstrap = partial(F.bootstrap, preds=torch.arange(4.0), target=FOUR % 2, speakers=(HALF, tensor([1, 0, 0, 1])))
+drawn = partial(F.bootstrap_embeddings, torch.eye(4), torch.eye(4), HALF)
+attributes = partial(F.attribute_disclosure, torch.randn(8, 3), speakers=torch.arange(8) // 2)
+similar = lambda scoring: compute(vp.DeIdentification(scoring=scoring), **embeddings()[0])  # noqa: E731
+WRONG, UNSIZED = [(), (0,), (2, 2)], [5, (2.0,), "20"]  # sizes of galleries
+INVALID_CALLS = [
+    (lambda: F.zebra_disclosure([0.5], tensor([1])), TypeError, "`preds` to be a tensor, but got list"),
+    (lambda: F.zebra_disclosure(tensor([1]), tensor([1])), TypeError, "`preds` to have a floating .* got torch.int64"),
+    (lambda: F.zebra_disclosure(EYE[0], EYE[0]), TypeError, "`target` to be boolean or integer, but got torch.float32"),
+    (lambda: F.zebra_disclosure(EYE[0], FOUR), ValueError, r"`target` to have shape \(3,\).*got \(4,\)"),
+    (lambda: F.zebra_disclosure(EYE[0].to("meta"), THREE), ValueError, "one device, but got meta and cpu"),
+    (lambda: F.zebra_disclosure(tensor([0.1, NAN]), FOUR[:2]), ValueError, "`preds` to hold no NaN, but got 1 of 2"),
+    (lambda: F.zebra_disclosure(EYE[0], THREE - 1), ValueError, r"`target` to hold only 0 and 1, but got \[-1\]"),
+    (lambda: vp.MinCllr().update(tensor([0.1, NAN]), FOUR[:2]), ValueError, "`preds` to hold no NaN, but got 1 of 2"),
+    (lambda: vp.MinCllr(thresholds=8).update(EYE[0], THREE - 1), ValueError, "`target` to hold only 0 and 1"),
+    (lambda: F.min_dcf(EYE[0], THREE % 2, p_target=1.0), ValueError, "`p_target` to lie between 0 and 1"),
+    (lambda: F.min_dcf(EYE[0], THREE % 2, c_miss=0.0), ValueError, "`c_miss` to be above 0"),
+    (lambda: F.isotonic_regression([1.0]), TypeError, "`y` to be a tensor"),
+    (lambda: F.isotonic_regression(EYE[0] + 0j), TypeError, "`y` to be real"),
+    (lambda: F.isotonic_regression(EYE[0], torch.ones(2)), ValueError, r"`weights` to have shape \(3,\).*got \(2,\)"),
+    (lambda: F.isotonic_regression(EYE[0], tensor([1.0, 0, -1])), ValueError, "non-negative, but got -1"),
+    (lambda: F.rank_histogram(EYE, torch.arange(2)), ValueError, r"`speakers` to have shape \(3,\)"),
+    (lambda: F.rank_histogram(EYE, torch.rand(3)), TypeError, "`speakers` to have an integer dtype"),
+    (lambda: F.rank_histogram(EYE.long(), THREE), TypeError, "`inputs` to have a floating dtype"),
+    (lambda: F.rank_histogram(torch.ones(3), THREE), ValueError, r"`inputs` to have shape .* got \(3,\)"),
+    (lambda: F.rank_histogram(EYE, THREE, torch.eye(4)), ValueError, "`reference_speakers`"),
+    (lambda: F.rank_histogram(EYE, THREE, None, THREE), ValueError, "`references`"),
+    (lambda: F.rank_histogram(EYE, THREE, torch.ones(3, 2)), ValueError, "3 columns"),
+    (lambda: F.rank_histogram(EYE, THREE, scoring="cos"), ValueError, "`scoring` to be one of"),
+    (lambda: F.rank_disclosure(EYE[0], model="beta"), ValueError, "`model` to be one of"),
+    (lambda: F.rank_disclosure([1, 2]), TypeError, "`histogram` to be a tensor"),
+    (lambda: F.rank_disclosure(tensor([3.0, -1])), ValueError, "`histogram` to hold no negative .* got -1"),
+    (lambda: F.fit_beta_binomial(tensor(1.0)), ValueError, r"`histogram` to have shape \(\.\.\., N\)"),
+    (lambda: F.f0_histogram(tensor([1])), TypeError, "`f0` to have a floating dtype"),
+    (lambda: F.f0_histogram(torch.ones(1), lowest=500.0), ValueError, "`lowest` < `highest`"),
+    (lambda: F.codebook_histogram(tensor([3]), size=3), ValueError, "below `size` = 3, but got 3"),
+    (lambda: F.combine_disclosures([]), ValueError, "at least one feature"),
+    (lambda: F.local_information(torch.ones(3), THREE, 1.0), ValueError, r"got \(3,\)"),
+    (lambda: F.local_information(EYE[:, :2], torch.arange(2), 1.0), ValueError, r"`target_index` to have sh"),
+    (lambda: F.local_information(EYE[:, :2], torch.ones(3), 1.0), TypeError, "`target_index` to have an int"),
+    (lambda: F.fit_local_slope(EYE[:, :2].long(), THREE), TypeError, "`scores` to have a floating"),
+    *((lambda sizes=sizes: F.reidentification_rate(EYE[0], sizes), ValueError, "Expected `sizes`") for sizes in WRONG),
+    *((lambda sizes=sizes: F.reidentification_rate(EYE[0], sizes), TypeError, "Expected `sizes`") for sizes in UNSIZED),
+    (lambda: attributes(labels=THREE), ValueError, r"`labels` to have shape \(8,\)"),
+    (lambda: attributes(labels=torch.arange(8) % 2, confidence=1.5), ValueError, "`confidence` to lie between 0 and 1"),
+    (lambda: attributes(labels=torch.arange(8) % 2, permutations=-1), ValueError, "`permutations` to be at least 0"),
+    (lambda: bootstrap(speakers=EYE), TypeError, "`speakers` to be two tensors, of the enrolment and the test side"),
+    (lambda: bootstrap(speakers=[torch.zeros(4)] * 2), TypeError, "of the enrolment side` to have an integer dtype"),
+    (lambda: bootstrap(speakers=[HALF, THREE]), ValueError, "test side` to have shape"),
+    (lambda: bootstrap(speakers=[HALF, HALF]), ValueError, "2 of 4 trials are labelled otherwise"),
+    (lambda: bootstrap(measures=["l_w"]), ValueError, "`measures` to be some of d_ece, d_ece_reversed"),
+    (lambda: bootstrap(measures="eer"), TypeError, "`measures` to be a sequence of names"),
+    (lambda: bootstrap(replicates=1), ValueError, "`replicates` to be at least 2, but got 1"),
+    (lambda: bootstrap(replicates=2.0), TypeError, "`replicates` to be a whole number"),
+    (lambda: bootstrap(confidence=95), ValueError, "`confidence` to lie between 0 and 1, but got 95"),
+    (lambda: bootstrap(confidence="0.95"), TypeError, "`confidence` to be a number"),
+    (lambda: bootstrap(seed=1.5), TypeError, "`seed` to be a whole number"),
+    (lambda: drawn(measures=["d_ece"]), ValueError, "`measures` to be some of deid, gvd, oo_d_ece"),
+    (lambda: drawn(similarity="linear"), ValueError, "`similarity` to be one of"),
+    (lambda: drawn(seed=-1), ValueError, "`seed` to be at least 0"),
+    (lambda: similar(lambda a, b: a @ b.mT > 0), TypeError, r"`scoring\(a, b\)` to have a floating .* got torch.bool"),
+    (lambda: similar(lambda a, b: a[:1] @ b.mT), ValueError, r"`scoring\(a, b\)` to have shape .*, one score per pair"),
+    (lambda: similar(lambda *_: 1.0), TypeError, r"`scoring\(a, b\)` to be a tensor, but got float"),
+    (lambda: similar(PLDA), TypeError, "Expected `scoring` to be a name or a callable, but got the class PLDA"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), INVALID_CALLS)
+def test_invalid_calls_raise(call, error, message):
     with pytest.raises(error, match=message):
-        compute(vp.DeIdentification(scoring=scoring), **embeddings()[0])
+        call()
 
 
 @pytest.mark.parametrize(

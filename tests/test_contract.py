@@ -421,3 +421,14 @@ def test_only_metrics_with_the_same_settings_merge(one, other):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_module_with_the_metric_can_be_scripted(case):
     torch.jit.script(case.metric())
+
+
+@each_case
+def test_plot_draws_one_value_several_and_none(case):
+    metric = updated(case)
+    figure, axes = metric.plot()
+    assert metric.plot(ax=axes)[1] is axes
+    figure.canvas.draw()
+    metric.plot([metric.compute()] * 2)[0].canvas.draw()
+    with pytest.warns(UserWarning, match="The result is NaN|before the ``update`` method"):
+        case.metric().plot()[0].canvas.draw()

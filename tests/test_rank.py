@@ -1,13 +1,16 @@
-"""The class of rank disclosure: conditions, protocols, sides, figures."""
+"""The classes of rank and local disclosure: conditions, protocols, sides, the wrong sign, no references."""
 
+import numpy as np
 import pytest
 import torch
+from reference import rank as reference
 from reports import compute
-from samples import UNDEFINED, utterances
+from samples import utterances
 from torch.testing import assert_close
 
-from vpmetrics import SimilarityRankDisclosure
-from vpmetrics.functional import fit_beta_binomial, rank_disclosure, rank_histogram
+from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
+from vpmetrics.data import demo_voices
+from vpmetrics.functional import rank_disclosure, rank_histogram
 from vpmetrics.scoring import PLDA
 
 
@@ -28,57 +31,43 @@ def test_class_returns_what_the_functions_return(condition, chosen):
 
 def test_op_excludes_only_the_same_recording():
     original, protected, speakers = utterances()
-    metric = SimilarityRankDisclosure(condition="OP")
+    metric, place = SimilarityRankDisclosure(condition="OP"), torch.arange(90)
     # Originals of the first sixty, protected versions of the last sixty: thirty recordings are on both sides.
-    metric.update(original=original[:60], speakers=speakers[:60], utterances=torch.arange(60))
-    metric.update(protected=protected[30:], speakers=speakers[30:], utterances=torch.arange(30, 90))
-    # The same, with references that are built by hand for every input.
-    names, ranks = speakers[:60].unique(), []
-    place = torch.cos(torch.arange(original.shape[1], dtype=original.dtype))
-    order = (original[:60] @ place).argsort()
-    rows = {int(name): [int(k) for k in order if speakers[k] == name] for name in names}
-    for k in range(30, 90):
-        own = rows.get(int(speakers[k]), [])
-        if len(own) < 1 + (k in own):
-            continue
-        left = {n: [r for j, r in enumerate(of) if k not in own or len(of) == 1 or j != own.index(k) % len(of)]
-                for n, of in rows.items()}  # fmt: skip
-        means = torch.stack([original[of].mean(0) for of in left.values()])
-        scores = torch.cosine_similarity(protected[k][None], means, dim=1)
-        ranks.append(int((scores > scores[names == speakers[k]]).sum()))
-    histogram = torch.bincount(torch.tensor(ranks), minlength=len(names)).double()
-    expected = rank_disclosure(histogram)
-    for name, value in metric.compute().items():
-        assert_close(value, expected[name])
+    metric.update(original=original[:60], speakers=speakers[:60], utterances=place[:60])
+    metric.update(protected=protected[30:], speakers=speakers[30:], utterances=place[30:])
+    arrays = [column.numpy() for column in (original, protected, speakers)]
+    both = reference.reference_scores(*(column[:60] for column in arrays))
+    is_trial = (speakers[:60, None] == speakers[:60]).sum(1) > 1
+    both = [part[(place[:60] >= 30)[is_trial]] for part in both]
+    apart = reference.reference_scores(*arrays, (place < 60).numpy())
+    histogram = reference.rank_histogram(*map(np.concatenate, zip(both, apart, strict=True)))
+    assert_close(metric.compute(), rank_disclosure(torch.from_numpy(histogram)))
 
 
 def test_ranks_follow_any_scoring():
     original, _, speakers = utterances(dtype=torch.float32)
-
-    def cosine_cubed(a, b):
-        return torch.cosine_similarity(a[:, None], b[None], dim=2) ** 3
-
+    cubed = lambda a, b: torch.cosine_similarity(a[:, None], b[None], dim=2) ** 3  # noqa: E731
     plain = rank_histogram(original, speakers)
-    assert torch.equal(rank_histogram(original, speakers, scoring=cosine_cubed), plain)
+    assert torch.equal(rank_histogram(original, speakers, scoring=cubed), plain)
     assert rank_histogram(original, speakers, scoring=PLDA().fit(original, speakers))[0] > plain[0] / 2
-    metric = SimilarityRankDisclosure(condition="OO", scoring=cosine_cubed)
+    metric = SimilarityRankDisclosure(condition="OO", scoring=cubed)
     assert compute(metric, original=original, speakers=speakers) == rank_disclosure(plain)
 
 
-def test_plot():
-    original, protected, speakers = utterances()
-    metric = SimilarityRankDisclosure()
-    with pytest.warns(UserWarning, match=UNDEFINED):
-        metric.plot()[0].canvas.draw()
-    metric.update(original, protected, speakers)
-    histogram = rank_histogram(protected, speakers)
-    figure, axes = metric.plot(label="B5")
-    observed, fit, chance = axes.lines
-    assert_close(torch.tensor(observed.get_ydata()), (histogram / histogram.sum())[histogram > 0])
-    assert_close(torch.tensor(fit.get_ydata()), fit_beta_binomial(histogram).probabilities)
-    assert list(chance.get_ydata()) == [1 / len(histogram)] * 2
-    assert axes.get_xscale() == axes.get_yscale() == "log"
-    assert "B5" in axes.get_title()
-    assert metric.plot(ax=axes)[1] is axes
-    metric.plot([metric.compute(), metric.compute()])
-    figure.canvas.draw()
+@pytest.mark.filterwarnings("ignore:.*The result is NaN")
+@pytest.mark.parametrize("metric", [SimilarityRankDisclosure, LocalInformationDisclosure])
+@pytest.mark.parametrize("intervals", [None, 0.95])
+@pytest.mark.parametrize(("condition", "is_reference"), [("OP", None), ("PP", torch.zeros(12).bool())])
+def test_missing_references_give_nan(metric, intervals, condition, is_reference):
+    rows = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    given = {"protected": rows, "speakers": torch.arange(12) % 4, "is_reference": is_reference}
+    assert all(value.isnan() for value in compute(metric(condition=condition, intervals=intervals), **given).values())
+
+
+def test_mirrored_embeddings_disclose_with_a_negative_slope():
+    voices = demo_voices()
+    mirrored = 2 * voices.original.mean(0) - voices.original
+    value = compute(LocalInformationDisclosure("OP"), voices.original, mirrored, voices.speakers)
+    # The slope learns the sign, and every trial names its speaker.
+    assert value["alid"] > 5
+    assert value["pdr"] == 1

@@ -1,35 +1,28 @@
 """What the headline says of systems that do nothing, hide everything, or hide everybody but one."""
 
+from functools import partial
+
 import pytest
 import torch
+from samples import fading_voices
 
 from vpmetrics import VoicePrivacy
 
-SPEAKERS, EACH, WIDTH = 40, 10, 48
-DRAW = torch.Generator().manual_seed(0)
-WHO = torch.arange(SPEAKERS).repeat_interleave(EACH)
+ORIGINAL, WHO, DRAW = fading_voices(dtype=torch.float32)
 ONE, TWO = ((speaker == WHO)[:, None] for speaker in (0, 1))
-
-
-def normal(*size):
-    return torch.randn(*size, generator=DRAW)
-
-
-SPREAD = 0.97 ** torch.arange(WIDTH)
-ORIGINAL = normal(SPEAKERS, WIDTH)[WHO] * SPREAD.sqrt() + 1.1 * normal(len(WHO), WIDTH) * SPREAD.pow(0.25)
-ROTATED = ORIGINAL @ torch.linalg.qr(normal(WIDTH, WIDTH))[0]
-NOISE = normal(len(WHO), WIDTH)
-PSEUDO_VOICE = normal(SPEAKERS, WIDTH)[WHO] + 0.5 * normal(len(WHO), WIDTH)
-SWAPPED = torch.where(ONE, ORIGINAL.roll(-EACH, 0), torch.where(TWO, ORIGINAL.roll(EACH, 0), ORIGINAL))
+normal = partial(torch.randn, generator=DRAW)
+ROTATED = ORIGINAL @ torch.linalg.qr(normal(48, 48))[0]
+NOISE, PSEUDO_VOICE = normal(400, 48), normal(40, 48)[WHO] + 0.5 * normal(400, 48)
+SWAPPED = torch.where(ONE, ORIGINAL.roll(-10, 0), torch.where(TWO, ORIGINAL.roll(10, 0), ORIGINAL))
 EVERYTHING = (0.45, 0.7214)  # as much as the original speech discloses, or all
 
 # Each system with the range of its disclosure in bits, the level, and whether speaker 0 is named.
 SYSTEMS = {
     "nothing is done": (ORIGINAL, EVERYTHING, "high", False),
     "rotation": (ROTATED, EVERYTHING, "high", False),
-    "rotation and a gain per utterance": (ROTATED * (3 * normal(len(WHO), 1)).exp(), EVERYTHING, "high", False),
+    "rotation and a gain per utterance": (ROTATED * (3 * normal(400, 1)).exp(), EVERYTHING, "high", False),
     "rotation with one loud row": (torch.cat([1e6 * NOISE[:1], ROTATED[1:]]), EVERYTHING, "high", False),
-    "scales from 1e-3 to 1e3": (ROTATED * torch.logspace(-3, 3, WIDTH), EVERYTHING, "high", False),
+    "scales from 1e-3 to 1e3": (ROTATED * torch.logspace(-3, 3, 48), EVERYTHING, "high", False),
     "negation": (-ORIGINAL, EVERYTHING, "high", False),
     "two speakers swapped": (SWAPPED, EVERYTHING, "high", False),
     "a sign per utterance": (ORIGINAL * NOISE[:, :1].sign(), (0.35, 0.55), "high", False),
@@ -37,7 +30,7 @@ SYSTEMS = {
     "all but one unchanged": (torch.where(ONE, NOISE, ORIGINAL), (0.4, 0.6), "high", False),
     "one unchanged": (torch.where(ONE, ORIGINAL, NOISE), (0.0, 0.02), "high", True),
     "a new voice per utterance": (NOISE, (0.0, 0.02), "low", False),
-    "one voice for all": (normal(1, WIDTH) + 0.5 * NOISE, (0.0, 0.02), "low", False),
+    "one voice for all": (normal(1, 48) + 0.5 * NOISE, (0.0, 0.02), "low", False),
 }
 
 

@@ -72,20 +72,6 @@ def test_too_few_classes_or_speakers_are_nan_with_one_warning(labels, reason):
     assert all(value.isnan() for value in found)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"labels": torch.zeros(3).long()}, ValueError, r"`labels` to have shape \(8,\)"),
-        ({"confidence": 1.5}, ValueError, "`confidence` to lie between 0 and 1"),
-        ({"permutations": -1}, ValueError, "`permutations` to be at least 0"),
-    ],
-)
-def test_invalid_arguments_raise(arguments, error, message):
-    given = {"labels": torch.arange(8) % 2, "speakers": torch.arange(8) // 2} | arguments
-    with pytest.raises(error, match=message):
-        attribute_disclosure(torch.randn(8, 3), **given)
-
-
 @pytest.mark.filterwarnings("ignore:Intervals need")
 def test_two_speakers_have_no_interval():
     draw = torch.Generator().manual_seed(0)

@@ -86,20 +86,6 @@ def test_gradient_is_that_of_the_block_means():
     assert torch.autograd.gradcheck(lambda x: isotonic_regression(x, weights), y)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "match"),
-    [
-        (([1.0],), TypeError, "`y` to be a tensor"),
-        ((torch.ones(2, dtype=torch.complex64),), TypeError, "`y` to be real"),
-        ((torch.ones(2), torch.ones(3)), ValueError, r"`weights` to have shape \(2,\).*got \(3,\)"),
-        ((torch.ones(2), torch.tensor([1.0, -1.0])), ValueError, "non-negative, but got -1"),
-    ],
-)
-def test_invalid_input_raises(arguments, error, match):
-    with pytest.raises(error, match=match):
-        isotonic_regression(*arguments)
-
-
 @pytest.mark.parametrize("name", [name for name in SCORE_SETS if "llr_pav" in score_set(name).expected])
 @pytest.mark.parametrize("laplace", [False, True])
 def test_golden_ratios(name, laplace):

@@ -239,17 +239,3 @@ def test_no_trials_give_a_nan_slope():
         assert fit_local_slope(scores, true).isnan()
     with pytest.warns(UserWarning, match="The result is NaN"):
         assert local_information_disclosure(scores, true, 1.0)["pdr"].isnan()
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: local_information(torch.ones(3), torch.arange(3), 1.0), ValueError, r"got \(3,\)"),
-        (lambda: local_information(torch.ones(3, 2), torch.arange(2), 1.0), ValueError, r"`target_index` to have sh"),
-        (lambda: local_information(torch.ones(3, 2), torch.ones(3), 1.0), TypeError, "`target_index` to have an int"),
-        (lambda: fit_local_slope(torch.ones(3, 2).long(), torch.arange(3)), TypeError, "`scores` to have a floating"),
-    ],
-)
-def test_invalid_arguments_raise(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

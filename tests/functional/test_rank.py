@@ -66,25 +66,21 @@ def test_histogram_agrees_with_the_reference(scoring, side, chosen):
     assert_close(rank_histogram(*given, scoring=scoring), torch.from_numpy(expected))
 
 
-@pytest.mark.parametrize("scoring", ["cosine", "euclidean", "dot", "callable"])
-@pytest.mark.parametrize("protocol", ["disjoint", "leave one out"])
+@pytest.mark.parametrize("scoring", ["cosine", "euclidean", "dot", lambda a, b: (a @ b.T).tanh()])
+@pytest.mark.parametrize("references", [None, 82])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_constant_features_disclose_nothing(scoring, protocol, dtype):
+def test_constant_features_disclose_nothing(scoring, references, dtype):
     # A product of matrices gives the last of equal columns other last digits, which must not count.
-    ranks, width = 41, 193
-    voice = torch.randn(1, width, generator=torch.Generator().manual_seed(0)).to(dtype)
-    inputs, speakers = voice.repeat(300, 1), torch.arange(300) % ranks
-    given = () if protocol == "leave one out" else (voice.repeat(2 * ranks, 1), torch.arange(2 * ranks) % ranks)
-    compare = (lambda a, b: (a @ b.T).tanh()) if scoring == "callable" else scoring
-    histogram = rank_histogram(inputs, speakers, *given, scoring=compare)
-    assert_close(histogram, torch.full((ranks,), 300 / ranks, dtype=histogram.dtype))
-    assert (histogram == histogram[0]).all()
+    voice = torch.randn(1, 193, generator=torch.Generator().manual_seed(0)).to(dtype)
+    given = () if references is None else (voice.repeat(references, 1), torch.arange(references) % 41)
+    histogram = rank_histogram(voice.repeat(300, 1), torch.arange(300) % 41, *given, scoring=scoring)
+    assert_close(histogram, torch.full_like(histogram, 300 / 41))
+    assert len(histogram.unique()) == 1
     for model in ("empirical", "beta_binomial"):
         values = rank_disclosure(histogram, model=model)
-        assert abs(values["max_d"]) < 1e-12
-        assert 0 <= values["mean_d"] < 1e-12
-        assert values["rank_spread"] == 0
-        assert_close(values["id_rate"].item(), 1 / ranks, atol=1e-7, rtol=0)
+        assert max(abs(values["max_d"]), values["mean_d"]) < 1e-12
+        assert values["mean_d"] >= 0 == values["rank_spread"]
+        assert_close(values["id_rate"].item(), 1 / 41, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
@@ -203,7 +199,7 @@ def test_gradients_of_every_histogram_are_finite(ranks):
         assert gradient.isfinite().all()
 
 
-def test_f0_histogram_has_the_papers_bins():
+def test_f0_histogram_has_the_papers_bins_and_drops_unvoiced_frames():
     assert f0_histogram(torch.tensor([100.0])).shape == (107,)
     for rate in (8000, 16_000):  # the frequencies of a tracker's whole lags fall into the bins of these lags
         lags = torch.arange(math.ceil(rate / 450), rate // 65 + 1)
@@ -212,25 +208,17 @@ def test_f0_histogram_has_the_papers_bins():
             assert histogram.dtype == dtype
             assert (histogram.argmax(1) == lags * 8000 // rate - 17).all()
     ends = f0_histogram(torch.tensor([[65.0, 64.9], [450.0, 450.1]]))
-    assert ends[0, 106] == 1
-    assert ends[1, 0] == 1
-
-
-def test_f0_histogram_drops_unvoiced_frames():
-    frames = torch.tensor([[100.0, 0.0, torch.nan, 200.0], [0.0, 0.0, torch.nan, -1.0]])
-    histogram = f0_histogram(frames)
-    assert_close(histogram[0, [63, 23]], torch.tensor([0.5, 0.5]))
-    assert_close(histogram[0], f0_histogram(torch.tensor([100.0, 200.0])))
-    assert histogram[1].isnan().all()
+    assert ends[0, 106] == ends[1, 0] == 1
+    spoken, silent = f0_histogram(torch.tensor([[100.0, 0.0, torch.nan, 200.0], [0.0, 0.0, torch.nan, -1.0]]))
+    assert spoken[63] == spoken[23] == 0.5
+    assert silent.isnan().all()
 
 
 def test_codebook_histogram_splits_speech_into_equal_parts():
-    codes = torch.arange(40) // 2
-    histogram = codebook_histogram(codes, size=20)
-    assert torch.equal(histogram, torch.eye(20))
-    scattered = torch.full((2, 100), -1)
+    codes, scattered = torch.arange(40) // 2, torch.full((2, 100), -1)
     scattered[:, 3:83:2] = codes
-    assert torch.equal(codebook_histogram(scattered, size=20), histogram.expand(2, -1, -1))
+    assert torch.equal(codebook_histogram(codes, size=20), torch.eye(20))
+    assert torch.equal(codebook_histogram(scattered, size=20), torch.eye(20).expand(2, -1, -1))
     assert_close(codebook_histogram(torch.tensor([0, 1, 1]), 2, segments=1), torch.tensor([[1 / 3, 2 / 3]]))
     assert codebook_histogram(torch.tensor([0, 1, 1]), 2, segments=5).isnan().any()
 
@@ -244,37 +232,3 @@ def test_disclosures_of_independent_features_add_up():
     assert_close(total["max_d"], bits.max())
     certain = rank_disclosure(torch.tensor([5.0, 0, 0, 0]))
     assert combine_disclosures([certain, certain], speakers=4) == {"max_d": 2, "mean_d": 2}
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: rank_histogram(torch.eye(3), torch.arange(2)), ValueError, r"`speakers` to have shape \(3,\)"),
-        (lambda: rank_histogram(torch.eye(3), torch.rand(3)), TypeError, "`speakers` to have an integer dtype"),
-        (lambda: rank_histogram(torch.eye(3).long(), torch.arange(3)), TypeError, "`inputs` to have a floating dtype"),
-        (lambda: rank_histogram(torch.ones(3), torch.arange(3)), ValueError, r"`inputs` to have shape .* got \(3,\)"),
-        (lambda: rank_histogram(torch.eye(3), torch.arange(3), torch.eye(4)), ValueError, "`reference_speakers`"),
-        (lambda: rank_histogram(torch.eye(3), torch.arange(3), None, torch.arange(3)), ValueError, "`references`"),
-        (lambda: rank_histogram(torch.eye(3), torch.arange(3), torch.ones(3, 2)), ValueError, "3 columns"),
-        (lambda: rank_histogram(torch.eye(3), torch.arange(3), scoring="cos"), ValueError, "`scoring` to be one of"),
-        (lambda: rank_disclosure(torch.eye(3)[0], model="beta"), ValueError, "`model` to be one of"),
-        (lambda: rank_disclosure([1, 2]), TypeError, "`histogram` to be a tensor"),
-        (lambda: rank_disclosure(torch.tensor([3.0, -1])), ValueError, "`histogram` to hold no negative .* got -1"),
-        (lambda: fit_beta_binomial(torch.tensor(1.0)), ValueError, r"`histogram` to have shape \(\.\.\., N\)"),
-        (lambda: f0_histogram(torch.tensor([1])), TypeError, "`f0` to have a floating dtype"),
-        (lambda: f0_histogram(torch.ones(1), lowest=500.0), ValueError, "`lowest` < `highest`"),
-        (lambda: codebook_histogram(torch.tensor([3]), size=3), ValueError, "below `size` = 3, but got 3"),
-        (lambda: combine_disclosures([]), ValueError, "at least one feature"),
-    ],
-)
-def test_invalid_arguments_raise(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-def test_scores_are_never_stored():
-    draw = torch.Generator().manual_seed(0)
-    inputs, speakers = torch.randn(20_000, 4, generator=draw), torch.arange(20_000) % 5000
-    trials = references.validate_and_form_trials(inputs, speakers, None, None)
-    for block in references.score_inputs(trials, "cosine"):
-        assert block.scores.numel() <= 2**20
