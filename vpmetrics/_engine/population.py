@@ -221,7 +221,7 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
         if beyond:
             rates |= zip(beyond, _extrapolate_rates(shares, beyond), strict=True)
     values = {f"rate_{n}": rates[n] for n in sizes}
-    values |= {f"chance_{n}": torch.where(gallery.isnan(), torch.nan, 1 / n) for n in sizes}
+    values |= {f"chance_{n}": torch.where(gallery.isnan(), gallery, 1 / n) for n in sizes}
     return {key: value.to(result_dtype(histogram)) for key, value in (values | {"gallery": gallery}).items()}
 
 
