@@ -59,7 +59,6 @@ class AttributeDisclosure(PrivacyMetric):
     higher_is_better: bool = False
     plot_lower_bound: float = 0.0
     if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
-        original: list[Tensor]
         protected: list[Tensor]
         speakers: list[Tensor]
 

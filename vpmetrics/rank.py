@@ -47,7 +47,6 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
-        >>> import torch
         >>> metric = SimilarityRankDisclosure()
         >>> protected = torch.tensor([[1.0, 0.1], [0.9, 0.0], [0.1, 1.0], [0.7, 0.6]])
         >>> metric.update(protected=protected, speakers=torch.tensor([4, 4, 9, 9]))

@@ -10,12 +10,7 @@ from torch import Tensor
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS, look_up_condition
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
 from vpmetrics._engine.jackknife import add_intervals, group_speakers, make_jackknife
-from vpmetrics._engine.population import (
-    ACCUMULATED,
-    ConversationProtocol,
-    reidentification_rates,
-    replicate_rates,
-)
+from vpmetrics._engine.population import ACCUMULATED, ConversationProtocol, reidentification_rates, replicate_rates
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.singling_out import singling_out_rates
 from vpmetrics._engine.utterances import EvaluationData

@@ -101,13 +101,7 @@ class CalibrationDistortion(PrivacyMetric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor, run: int) -> None:
-        """Accumulate a batch of trials of one run.
-
-        Args:
-            preds: Scores in any shape, higher = more alike.
-            target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
-            run: 0 for the run that the calibration is fitted on, 1 for the attacked run.
-        """
+        """Accumulate a batch of trials: of ``run`` 0, which the calibration is fitted on, or of 1, the attacked run."""
         check_trials(preds, target, self.validate_args)
         check_choice("run", run, (0, 1))
         scores, is_target = at_least_float32(preds.detach().flatten()).clone(), target.detach().flatten().bool().clone()

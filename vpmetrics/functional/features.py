@@ -57,8 +57,7 @@ def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
         segments: Number of segments.
 
     Returns:
-        Shares of shape ``(..., segments, size)``, float32. NaN for a segment without frames, so where an utterance has
-        fewer frames than there are segments.
+        Shares of shape ``(..., segments, size)``, float32. NaN for a segment without frames.
 
     Example:
         >>> codebook_histogram(torch.tensor([0, 0, 1, 2, -1, -1]), size=3, segments=2)
@@ -68,8 +67,8 @@ def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
     check_integers("codes", codes)
     if size < 1 or segments < 1:
         raise ValueError(f"Expected `size` and `segments` to be positive, but got {size} and {segments}.")
-    if codes.numel() and int(codes.max()) >= size:
-        raise ValueError(f"Expected `codes` to lie below `size` = {size}, but got {int(codes.max())}.")
+    if codes.numel() and (largest := int(codes.max())) >= size:
+        raise ValueError(f"Expected `codes` to lie below `size` = {size}, but got {largest}.")
     is_kept = codes >= 0
     position = is_kept.cumsum(dim=-1) - 1
     segment = position * segments // is_kept.sum(dim=-1, keepdim=True).clamp(min=1)

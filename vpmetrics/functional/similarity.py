@@ -130,9 +130,9 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
         >>> voice_distinctiveness(torch.eye(2), torch.eye(2) / 10)
         tensor(-10.)
     """
+    message = "Protected speech has no dominant diagonal: its voices are all alike, and G_VD is -inf."
     with collect_warnings():
         gain = 10 * dominance_ratio(diagonal_dominance(pp), diagonal_dominance(oo)).log10()
-        message = "Protected speech has no dominant diagonal: its voices are all alike, and G_VD is -inf."
         warn_if(gain.isneginf(), lambda is_so: message if is_so else None)
     return gain
 
