@@ -151,21 +151,19 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 class SinglingOut(_PopulationMetric):
     """Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
 
-    The attacker has a reference of one of N speakers, one conversation of every speaker, and a threshold that about one
-    in N of their other conversations exceeds; see :func:`vpmetrics.functional.singling_out`. Without information the
-    predicate still isolates someone with probability exp(-1) = 0.368, with few calibrating conversations less.
+    See :func:`vpmetrics.functional.singling_out`. Without information the predicate still isolates someone with
+    probability exp(-1) = 0.368, with few calibrating conversations less.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
     attacker has the same utterances. A conversation is the mean of ``utterances`` of a speaker's other utterances;
-    every speaker needs two. All are tested, one after another, while others calibrate. As output of ``compute`` it
-    returns a dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N
-    speakers, 0 where N is the number of speakers. NaN with one warning for sizes above the number of speakers.
+    every speaker needs two. As output of ``compute`` it returns a dictionary: ``singling_out_<N>``, and
+    ``singling_out_<N>_error``, the standard error of drawing sets of N speakers. NaN with one warning for sizes above
+    the number of speakers.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.
         utterances: How many utterances are averaged to a conversation.
-        condition: ``"PP"``, protected references and conversations; ``"OP"``, original references and protected
-            conversations; ``"OO"``, both original.
+        condition: ``"PP"``, ``"OP"`` or ``"OO"``, as in :class:`ReidentificationRate`.
         attack: As in :class:`ReidentificationRate`.
         calibration: Maximum number of conversations per speaker used to calibrate.
         draws: How many sets to draw for each reference and size, at least.

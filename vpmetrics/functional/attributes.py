@@ -70,10 +70,10 @@ def attribute_disclosure(
         embeddings: Floating tensor of shape ``(N, D)``.
         labels: Attribute of each row, ``(N,)``: integers or strings.
         speakers: Speaker of each row, ``(N,)``: integers or strings.
-        confidence: Confidence level of the jackknife interval: the classifier is fitted, chosen and calibrated again
-            without each of up to 30 groups of speakers. None for no interval.
+        confidence: Confidence level of the jackknife interval, which refits without each of up to 30 groups of
+            speakers; None for no interval.
         permutations: How often labels are permuted for the chance level: among speakers where each speaker has one
-            label, otherwise within speakers. 0 for no chance level.
+            label, otherwise within speakers; 0 for no chance level.
         seed: Seed of the permutations.
 
     Returns:

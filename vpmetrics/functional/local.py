@@ -130,11 +130,8 @@ def identify(
         >>> generator = torch.Generator().manual_seed(0)
         >>> speakers = torch.arange(40) % 8
         >>> inputs = torch.randn(8, 16, generator=generator)[speakers] + torch.randn(40, 16, generator=generator)
-        >>> values = identify(inputs, speakers)
-        >>> values.histogram
+        >>> identify(inputs, speakers).histogram
         tensor([39.,  0.,  1.,  0.,  0.,  0.,  0.,  0.])
-        >>> int(values.linked.sum()), len(values.bits), bool((values.bits <= 3).all())
-        (39, 40, True)
     """
     check_slopes(slope, len(inputs))
     trials = validate_and_form_trials(inputs, speakers, references, reference_speakers)
@@ -149,7 +146,7 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         linked: Boolean tensor of shape ``(P,)``, whether its true speaker strictly beats all others.
 
     Returns:
-        The dict of scalars that ``local_information_disclosure`` returns.
+        What ``local_information_disclosure`` returns.
 
     Example:
         >>> values = summarise_information(torch.tensor([2.0, -1.0]), linked=torch.tensor([True, False]))

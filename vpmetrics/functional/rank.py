@@ -73,8 +73,7 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: 
         \mathrm{MeanD} = \sum_j \gamma_j \varepsilon_j, \quad \mathrm{IdR} = \gamma_1, \quad
         \mathrm{RS} = \frac{\#\{j : \gamma_j > 1/N\}}{N}
 
-    with :math:`\gamma` the histogram divided by its sum, or a beta-binomial fitted to it. The paper prints
-    :math:`\varepsilon` with the opposite sign; its tables have this one.
+    with :math:`\gamma` the histogram divided by its sum, or a beta-binomial fitted to it.
 
     Args:
         histogram: Counts or shares of the ranks 1 ... N, shape ``(..., N)``; leading dimensions are separate systems.
@@ -99,12 +98,10 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: 
         warn_undefined(f"Ranks need two references at least, but there are {ranks}.")
         counts = counts.new_full((*counts.shape[:-1], 1), torch.nan)
     shares = counts / counts.sum(dim=-1, keepdim=True)
-    if ranks > 1:
-        warn_undefined("A rank histogram holds no input, or NaN.", shares.isnan().any())
+    warn_undefined("A rank histogram holds no input, or NaN.", (ranks > 1) & shares.isnan().any())
     gamma = shares if model == "empirical" else fit_beta_binomial(shares).probabilities
     disclosure = (ranks * gamma).clamp(min=torch.finfo(gamma.dtype).tiny).log2()
-    # The tolerance keeps a uniform histogram from counting as above chance, as both the division by the sum and the fit
-    # round.
+    # With a tolerance, since the division by the sum and the fit round.
     above_chance = torch.where(gamma.isnan(), torch.nan, (ranks * gamma > 1 + 1e-6).to(gamma.dtype))
     values = {
         "max_d": disclosure.amax(dim=-1),

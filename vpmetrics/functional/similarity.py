@@ -53,12 +53,9 @@ def voice_similarity_matrix(
 
     Example:
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> matrices = voice_similarity_matrix(original, original.flip(1), torch.tensor([3, 3, 8, 8]))
-        >>> matrices.oo
+        >>> voice_similarity_matrix(original, original.flip(1), torch.tensor([3, 3, 8, 8])).oo
         tensor([[0.9091, 0.1818],
                 [0.1818, 0.9091]])
-        >>> matrices.speakers
-        tensor([3, 8])
     """
     check_choice("similarity", similarity, SIMILARITIES)
     check_bandwidth(bandwidth)

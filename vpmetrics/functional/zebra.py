@@ -90,8 +90,8 @@ def zebra_tag(l_w: Tensor | float) -> str:
         l_w: Base-10 logarithm of the strongest evidence, a number or a tensor of one element.
 
     Returns:
-        ``"0"`` for 0, ``"A"`` below 1, ``"B"`` below 2, ``"C"`` below 4, ``"D"`` below 5, ``"E"`` below 6,
-        ``"F"`` from 6 on; ``"?"`` for NaN.
+        ``"0"`` for 0, then ``"A"`` below 1, ``"B"`` 2, ``"C"`` 4, ``"D"`` 5, ``"E"`` 6, ``"F"`` from 6; ``"?"`` for
+        NaN.
 
     Example:
         >>> zebra_tag(0.3), zebra_tag(torch.tensor(3.979))
@@ -123,8 +123,8 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Three tensors of the shape of ``prior_log_odds``: ``prior``, knowing the prior alone; ``minimum``, with the
-        scores calibrated by PAV; ``actual``, with the scores taken as natural-log likelihood ratios.
+        ``prior``, knowing the prior alone, ``minimum``, with scores calibrated by PAV, and ``actual``, with scores
+        taken as natural-log likelihood ratios, in the shape of ``prior_log_odds``.
 
     Example:
         >>> scores, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
