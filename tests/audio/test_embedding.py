@@ -76,9 +76,6 @@ def test_encoders_without_length_support_get_no_padding(folder, encoder):
     assert "3 speakers, 13 recordings" in embedded.assumptions[0]
 
 
-# Cache
-
-
 def test_cache_skips_known_recordings(folder, counting, tmp_path):
     first = embed_folder(folder, counting, cache=tmp_path / "cache")
     counting.function.shapes = ()
@@ -139,9 +136,6 @@ def test_two_runs_at_once_keep_the_rows_of_both(folder, counting, tmp_path):
     assert counting.function.shapes == ()
 
 
-# Problems
-
-
 def test_a_callable_without_a_name_is_not_cached(folder, tmp_path):
     with pytest.raises(AudioError, match=r"an encoder with a name to cache by: load_encoder\(callable, name=...\)"):
         embed_folder(folder, load_encoder(describe, sample_rate=16000), cache=tmp_path)
@@ -180,9 +174,6 @@ def test_progress_ends_with_all_done(folder, encoder, monkeypatch, limit, value,
     done, total, left = zip(*calls, strict=True)
     assert (done, set(total)) == (expected, {12})
     assert min(left) == left[-1] == 0
-
-
-# Pairs, segments, files
 
 
 @pytest.fixture
@@ -247,9 +238,6 @@ def test_embeddings_are_saved_with_their_names(folder, encoder, tmp_path):
         assert file["utterances"].tolist() == embedded.utterances
         assert str(file["encoder"]) == "description"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["emb.npz", "wavs"]
-
-
-# Pitch
 
 
 def harmonic(pitch: float, seconds: float) -> np.ndarray:

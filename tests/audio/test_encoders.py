@@ -62,9 +62,6 @@ def assert_padding_is_ignored(encoder: SpeakerEncoder, *lengths: int, atol: floa
     torch.testing.assert_close(together, alone, atol=atol, rtol=1e-4)
 
 
-# Resemblyzer
-
-
 def speech() -> list[np.ndarray]:
     """Voices, quiet and loud, shorter than a partial utterance, as long as one, and much longer."""
     samples, _ = soundfile.read(VOICES / "voices.ogg", dtype="float32")
@@ -112,9 +109,6 @@ def test_resemblyzer_downloads_its_weights_where_the_package_is_absent(monkeypat
     monkeypatch.setattr(torch.hub, "download_url_to_file", Mock(side_effect=OSError("no network")))
     with pytest.raises(AudioError, match=r"could not be downloaded .*no network.*`pip install --no-deps resemblyzer`"):
         load_encoder("resemblyzer")
-
-
-# Libraries
 
 
 def xvector(folder: Path, norm: str, kind: str = "WavLM") -> str:
@@ -287,9 +281,6 @@ def test_libraries_that_are_absent_or_offline(monkeypatch, tmp_path):
         load_encoder(f"transformers:{tmp_path}/nowhere")
 
 
-# Files
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("masked", [True, False])
 def test_torchscript(tmp_path, pooled, masked):
@@ -361,9 +352,6 @@ def test_files_that_are_no_encoders(tmp_path, pooled):
     ):
         with pytest.raises(AudioError, match=message):
             load_encoder(encoder, sample_rate=rate)
-
-
-# Callables
 
 
 @pytest.mark.parametrize(
@@ -463,9 +451,6 @@ def test_waveforms_and_lengths_are_checked(waveforms, lengths, error, message):
     encoder = load_encoder("resemblyzer")
     with pytest.raises(error, match=message):
         encoder(waveforms, lengths)
-
-
-# In the loop
 
 
 def test_audio_of_another_rate_is_resampled():

@@ -21,9 +21,6 @@ def speakers_of(found) -> dict[str, str | None]:
     return {one.utterance: one.speaker for one in found.items}
 
 
-# Speakers
-
-
 @pytest.mark.parametrize(
     ("names", "speakers", "assumption"),
     [
@@ -79,9 +76,6 @@ def test_speakers_by_a_file_of_utterances_or_of_names(tmp_path):
         list_recordings(tmp_path / "wavs", utt2spk=tmp_path / "utt2spk")
 
 
-# Lists
-
-
 def test_kaldi_folder(tmp_path):
     touch(tmp_path, "wav/1.flac", "wav/2.flac")
     (tmp_path / "wav.scp").write_text(f"u1 wav/1.flac\nu2 {tmp_path}/wav/2.flac\n")
@@ -129,9 +123,6 @@ def test_empty_folders_and_duplicate_names_raise(tmp_path):
         list_recordings(tmp_path / "nowhere")
     with pytest.raises(AudioError, match=r"a\.flac and .*a\.wav are both 'a' \(1 names occur twice\)"):
         list_recordings(touch(tmp_path, "a.wav", "a.flac", "b.wav"))
-
-
-# Pairs
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,6 @@ def test_front_file_names_only_existing_checkpoints(pl, tmp_path):
     assert not list(tmp_path.glob("*.tmp"))
 
 
-# What is compared
-
-
 def test_flipping_every_embedding_is_not_within_the_budget(pl, tmp_path):
     module = stepping(pl, lambda batch: (batch[0], -batch[0], batch[2]))
     checkpoint = keeper(NAME, 0.05, utility="val/privacy/deid", dirpath=tmp_path)
@@ -186,9 +183,6 @@ def test_what_is_not_finite_is_not_saved(pl, tmp_path, name):
     assert names_in(tmp_path) == ["epoch=1.ckpt"]
 
 
-# Only measured weights
-
-
 def test_an_epoch_without_a_measurement_is_not_saved(pl, tmp_path):
     checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}")
     # A better loss in the epochs between must not be paired with the disclosure of the epoch before.
@@ -223,9 +217,6 @@ def test_a_utility_of_the_training_step(pl, tmp_path):
     checkpoint = PrivacyCheckpoint("val/loss", 2.5, "train/loss", dirpath=tmp_path)
     fit(pl, [checkpoint], anonymiser(pl, training_step=step))
     assert checkpoint.chosen.epoch == 2
-
-
-# From one run to the next
 
 
 @both_packages
@@ -289,9 +280,6 @@ def test_one_trainer_supports_several_budgets_and_folders(pl, tmp_path):
     with pytest.warns(UserWarning, match="holds the states of 3 PrivacyCheckpoints, none with these budgets"):
         fit(pl, [watch(**SMALL), other], anonymiser(pl, shares, losses), epochs=4, ckpt_path=tmp_path / "last.ckpt")
     assert epochs_of(other) == [3]
-
-
-# Wrong names and arguments
 
 
 @pytest.mark.parametrize(

@@ -206,9 +206,6 @@ def test_the_cause_of_undefined_values_is_named_once(pl, change, message):
     assert sum(message in str(warning.message) for warning in caught) == 1
 
 
-# What attackers learn from a training
-
-
 class Observer(VoicePrivacy):
     """A suite that records its calls."""
 
@@ -270,9 +267,6 @@ def test_an_attacker_who_observed_the_training_undoes_a_rotation(pl):
         trainer.fit(module, loader(speakers=40, utterances=6, seed=5), loader(speakers=8, utterances=3, batch_size=24))
         disclosure[observes] = monitor.history[-1]["op_d_ece_strongest"]
     assert disclosure[True] > disclosure[False] + 0.02
-
-
-# Wrong arguments
 
 
 @pytest.mark.parametrize(

@@ -243,10 +243,7 @@ class NeMoEncoder(SpeakerEncoder):
 
 
 class PitchLagEncoder(SpeakerEncoder):
-    """Normalised histograms of pYIN's pitch lags: ``load_encoder("f0")``.
-
-    Rows of 107 shares (lags 17 to 123 at 8 kHz), to be compared by Euclidean distance. No gradients pass.
-    """
+    """Normalised histograms of pYIN's pitch lags, 17 to 123 at 8 kHz, to be compared by Euclidean distance."""
 
     name, sample_rate, identity = "f0", 8000, "f0-pyin-1"
     undefined_reason = "has no voiced speech"

@@ -32,17 +32,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
-    """Decode the content of an audio file, check its samples, and average its channels.
-
-    Args:
-        data: Bytes of a wav, flac, ogg or mp3 file, recognised by content.
-
-    Returns:
-        Waveform of shape ``(T,)``, float32, and its sample rate.
-
-    Raises:
-        AudioError: If it is empty, no audio, cut off, silent or clipped, or has NaN or infinite samples.
-    """
+    """Return the waveform ``(T,)`` in an audio file of any format, averaged over channels, and its sample rate."""
     import soundfile
 
     if not data:

@@ -77,11 +77,8 @@ class Resemblyzer(SpeakerEncoder):
 
 
 def load_resemblyzer() -> Resemblyzer:
-    """Load the encoder with the weights in Resemblyzer's wheel.
-
-    They are taken from the installed package, which is not imported (its dependencies need a compiler and
-    ``pkg_resources``), or else from its wheel on PyPI, downloaded once.
-    """
+    """Load the encoder with the weights in Resemblyzer's package, or else in its wheel on PyPI, downloaded once."""
+    # The package is not imported: its dependencies need a compiler and `pkg_resources`.
     spec = find_spec("resemblyzer")
     if spec is not None and spec.origin is not None:
         weights = Path(spec.origin).with_name("pretrained.pt").read_bytes()

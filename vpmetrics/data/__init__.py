@@ -137,11 +137,28 @@ class SpeakerBatchSampler(Sampler[list[int]]):
                 f"{self._count_total_batches()}."
             )
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        chunks = self._draw_row_chunks(generator)
-        batches = self._assign_chunks_to_batches(generator)
-        order = torch.randperm(len(batches), generator=generator)
-        for batch in processes.share(batches[order].tolist())[: len(self)]:
-            yield torch.cat([chunks[chunk] for chunk in batch]).tolist()
+        # The row numbers of each chunk, shuffled within speakers; chunks of a speaker follow one another.
+        shuffled = torch.randperm(len(self._speaker_index), generator=generator)
+        rows = shuffled[self._speaker_index[shuffled].argsort(stable=True)]
+        speaker = self._speaker_index[rows]
+        counts = torch.bincount(speaker)
+        place = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[speaker]
+        is_kept = place // self.utterances < self._speaker_chunks[speaker]
+        sizes = counts.clamp(max=self.utterances).repeat_interleave(self._speaker_chunks)
+        chunks = torch.split(rows[is_kept], sizes.tolist())
+        # The index of each chunk of each batch.
+        remaining = self._speaker_chunks.clone()
+        first = remaining.cumsum(0) - remaining
+        batches = []
+        for _ in range(self._count_total_batches()):
+            # The fraction breaks ties among speakers with equally many remaining chunks at random.
+            priority = remaining + torch.rand(len(remaining), generator=generator, dtype=torch.float64)
+            chosen = priority.topk(self.speakers_per_batch).indices
+            remaining[chosen] -= 1
+            batches.append((first[chosen] + remaining[chosen]).tolist())
+        order = torch.randperm(len(batches), generator=generator).tolist()
+        for number in processes.share(order)[: len(self)]:
+            yield torch.cat([chunks[chunk] for chunk in batches[number]]).tolist()
 
     def _count_total_batches(self) -> int:
         """Return how many batches all processes can fill in an epoch, with at most one chunk of a speaker in each."""
@@ -151,27 +168,3 @@ class SpeakerBatchSampler(Sampler[list[int]]):
 
         most = int(self._speaker_chunks.sum()) // self.speakers_per_batch
         return bisect_left(range(1, most + 1), True, key=lacks_chunks)
-
-    def _draw_row_chunks(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Return the row numbers of each chunk, shuffled within speakers; chunks of a speaker follow one another."""
-        shuffled = torch.randperm(len(self._speaker_index), generator=generator)
-        order = shuffled[self._speaker_index[shuffled].argsort(stable=True)]
-        speaker = self._speaker_index[order]
-        counts = torch.bincount(speaker)
-        place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[speaker]
-        is_kept = place // self.utterances < self._speaker_chunks[speaker]
-        sizes = counts.clamp(max=self.utterances).repeat_interleave(self._speaker_chunks)
-        return torch.split(order[is_kept], sizes.tolist())
-
-    def _assign_chunks_to_batches(self, generator: torch.Generator) -> Tensor:
-        """Return the index of each chunk of each batch, ``(batches, speakers_per_batch)``."""
-        remaining = self._speaker_chunks.clone()
-        first = remaining.cumsum(0) - remaining
-        batches = []
-        for _ in range(self._count_total_batches()):
-            # The fraction breaks ties among speakers with equally many remaining chunks at random.
-            order = remaining + torch.rand(len(remaining), generator=generator, dtype=torch.float64)
-            chosen = order.topk(self.speakers_per_batch).indices
-            remaining[chosen] -= 1
-            batches.append(first[chosen] + remaining[chosen])
-        return torch.stack(batches)

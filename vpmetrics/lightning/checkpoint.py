@@ -222,8 +222,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             if name not in monitor_candidates:
                 raise ValueError(self._describe_missing(trainer, name, set(monitor_candidates)))
         point = self._make_point(trainer, monitor_candidates)
-        if not point.is_finite:
-            values = {**point.disclosure, self.utility: point.utility}
+        values = {**point.disclosure, self.utility: point.utility}
+        if not all(map(math.isfinite, values.values())):
             described = ", ".join(f"{name} is {value}" for name, value in values.items())
             rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {described}.", UserWarning)
             return
@@ -386,12 +386,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
 
 def insert_before_loader_suffix(name: str, suffix: str) -> str:
-    """Return a logged name with a suffix after its key, and before the suffix of its dataloader.
-
-    Example:
-        >>> insert_before_loader_suffix("val/privacy/op_d_ece/dataloader_idx_1", "_high")
-        'val/privacy/op_d_ece_high/dataloader_idx_1'
-    """
+    """Return a logged name with a suffix after its key, and before the suffix of its dataloader."""
     plain = strip_loader_suffix(name)
     return f"{plain}{suffix}{name.removeprefix(plain)}"
 

@@ -12,20 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Writer = Callable[[str, "Figure", int], None]
-Chart = list[Any]  # its kind, "Multiline" or "Margin", and its tags
-
 _CONDITIONS = ("op", "pp", "across", "within")
 _COMPARED_ATTACKS = ("d_ece_strongest", "d_ece", "d_ece_chance")
 _COMPARED_KEYS = ("d_ece_strongest", "d_ece", "eer_strongest", "eer")
 
 
 def suffix_first_component(name: str, suffix: str) -> str:
-    """Return the tag of a scalar in another group: loggers group scalars by the first component of a name.
-
-    Example:
-        >>> suffix_first_component("val/privacy/op_l_w", "_details")
-        'val_details/privacy/op_l_w'
-    """
+    """Return the tag of a scalar in another group: ``val_details/privacy/op_l_w`` for ``val/privacy/op_l_w``."""
+    # Loggers group scalars by the first component of a name.
     first, slash, rest = name.partition("/")
     return f"{first}{suffix}{slash}{rest}"
 
@@ -60,17 +54,8 @@ def _figure_writer(logger: Any) -> Writer | None:
     return None
 
 
-def chart_layout(
-    title: str, tag_by_key: Mapping[str, str], interval_keys: Sequence[str]
-) -> dict[str, dict[str, Chart]]:
-    """Return TensorBoard's custom scalars by category: charts that compare keys, and one per key with an interval.
-
-    ``interval_keys``: those of the keys whose intervals are shown, where both ends are logged.
-
-    Example:
-        >>> chart_layout("val", {"pp_eer": "val/pp_eer", "op_eer": "val/op_eer"}, interval_keys=[])["val"]
-        {'eer of each condition': ['Multiline', ['^val/op_eer$', '^val/pp_eer$']]}
-    """
+def chart_layout(title: str, tag_by_key: Mapping[str, str], interval_keys: Sequence[str]) -> dict[str, Any]:
+    """Return TensorBoard's custom scalars by category: charts that compare keys, and one per key with an interval."""
     groups = {
         f"{condition}: strongest attack, cosine and chance": [f"{condition}_{key}" for key in _COMPARED_ATTACKS]
         for condition in _CONDITIONS
@@ -90,7 +75,7 @@ def chart_layout(
     return {title: lines, f"{title}, confidence intervals": margins}
 
 
-def write_charts(trainer: Any, layout: Mapping[str, Mapping[str, Chart]]) -> None:
+def write_charts(trainer: Any, layout: Mapping[str, Any]) -> None:
     """Write the charts of TensorBoard's custom scalars, by category; a log takes them only once."""
     layout = {title: charts for title, charts in layout.items() if charts}
     for logger in rank_zero_loggers(trainer) if layout else ():

@@ -26,7 +26,6 @@ from vpmetrics._engine.validation import check_whole_number
 from vpmetrics._engine.verdict import FAILED
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.lightning.loggers import (
-    Chart,
     chart_layout,
     figure_writers,
     log_scalars,
@@ -35,7 +34,7 @@ from vpmetrics.lightning.loggers import (
     write_charts,
     write_hyperparameters,
 )
-from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, has_keys, read_unskipped_outputs, resolve_keys
+from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, read_unskipped_outputs, resolve_keys
 from vpmetrics.lightning.trainers import CallbackBase, loader_suffixes, logging_step, warn_of_spawned_processes
 from vpmetrics.suite import VoicePrivacy
 
@@ -241,7 +240,7 @@ class PrivacyMonitor(CallbackBase):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Let attackers learn from what a training step returned."""
-        if not self.watch_training or not has_keys(outputs, self._keys):
+        if not self.watch_training:
             return
         arguments = self._read_arguments(trainer, pl_module, outputs, "training_step")
         if arguments is not None:
@@ -330,12 +329,12 @@ class PrivacyMonitor(CallbackBase):
             monitors = find_monitors(trainer)
             # A log takes charts only once: the last monitor to measure writes those of all.
             if trainer.state.fn == "fit" and not self._has_charts and all(monitor._tags for monitor in monitors):
-                layout: dict[str, dict[str, Chart]] = {}
+                charts: dict[str, Any] = {}
                 for monitor in monitors:
                     for suffix, tags in monitor._tags.items():
-                        layout |= chart_layout(f"{monitor.prefix}{suffix}", tags, monitor.main_metrics)
+                        charts |= chart_layout(f"{monitor.prefix}{suffix}", tags, monitor.main_metrics)
                     monitor._has_charts = True
-                write_charts(trainer, layout)
+                write_charts(trainer, charts)
         for suite in self._suites.values():
             suite.reset()
 

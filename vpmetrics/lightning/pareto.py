@@ -19,27 +19,9 @@ class ParetoPoint(NamedTuple):
     path: str
     intervals: dict[str, list[float]] = {}  # noqa: RUF012  never changed in place
 
-    @property
-    def is_finite(self) -> bool:
-        """Whether all values are finite, so that the point can be compared with others."""
-        return all(map(math.isfinite, (self.utility, *self.disclosure.values())))
-
 
 class ParetoFront:
-    """All measurements of a training, and those of the Pareto front that are kept on disk.
-
-    Args:
-        budgets: Largest disclosure allowed, by name.
-        mode: ``"min"`` or ``"max"``, which utility is better.
-        size: Largest number of points to keep; -1 keeps the whole front.
-
-    Example:
-        >>> front = ParetoFront({"d_ece": 0.2}, mode="min", size=1)
-        >>> for step, (disclosure, loss) in enumerate([(0.3, 1.0), (0.1, 3.0), (0.15, 2.0)]):
-        ...     front.record(ParetoPoint(0, step, {"d_ece": disclosure}, loss, path=f"{step}.ckpt"))
-        >>> front.chosen.path, len(front.kept), len(front.measured), front.meets_budgets(front.chosen)
-        ('2.ckpt', 1, 3, True)
-    """
+    """All measurements of a training, and those of the Pareto front that are kept on disk; -1 is any number."""
 
     def __init__(self, budgets: Mapping[str, float], mode: str, size: int) -> None:
         self.budgets, self.mode, self.size = dict(budgets), mode, size

@@ -24,12 +24,7 @@ ResolvedKeys = dict[str, str] | Callable[[Any], Any]
 
 
 def resolve_keys(keys: Any, allows_lengths: bool) -> ResolvedKeys:
-    """Return the key of each argument, or ``keys`` itself where it is a function; raise if it is neither.
-
-    Example:
-        >>> resolve_keys(("x", "y", "speaker"), allows_lengths=False)
-        {'original': 'x', 'protected': 'y', 'speakers': 'speaker'}
-    """
+    """Return the key of each argument, or ``keys`` itself where it is a function; raise if it is neither."""
     if callable(keys):
         return keys  # type: ignore[no-any-return]
     named = _zip_with_argument_names(keys)
@@ -52,19 +47,8 @@ def _zip_with_argument_names(values: Any) -> Any:
     return values
 
 
-def has_keys(outputs: Any, keys: ResolvedKeys) -> bool:
-    """Return whether a training step, which need not return anything, returned what attackers can observe."""
-    return callable(keys) or (isinstance(outputs, Mapping) and all(key in outputs for key in keys.values()))
-
-
 def read_unskipped_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> dict[str, Any] | None:
-    """Return the arguments of ``update`` that a step returned; None if a function ``keys`` skips the batch.
-
-    Example:
-        >>> keys = {"original": "x", "protected": "y", "speakers": "speaker"}
-        >>> read_unskipped_outputs({"x": 1, "y": 2, "speaker": 3, "loss": 4}, keys, "validation_step")
-        {'original': 1, 'protected': 2, 'speakers': 3}
-    """
+    """Return the arguments of ``update`` that a step returned; None if ``keys`` skips it or training has none."""
     if callable(keys):
         arguments = _zip_with_argument_names(keys(outputs))
         if arguments is not None and not (isinstance(arguments, Mapping) and set(arguments) >= _REQUIRED):
@@ -73,13 +57,16 @@ def read_unskipped_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> 
                 f"groups if any, a dictionary of these, or None, but got {type(arguments).__name__}."
             )
         return None if arguments is None else dict(arguments)
+    missing = [key for key in keys.values() if not isinstance(outputs, Mapping) or key not in outputs]
+    if missing and step_name == "training_step":
+        return None
     required = ", ".join(f"{key!r}: ..." for key in keys.values())
     expected = f"Expected `{step_name}` to return {{{required}}}, which PrivacyMonitor reads by its `keys`, but"
     if not isinstance(outputs, Mapping):
         raise TypeError(f"{expected} got {type(outputs).__name__}.")
-    for key in keys.values():
-        if key not in outputs:
-            raise ValueError(f"{expected} {key!r} is missing. {closest_or_known_names(key, map(str, outputs))}")
+    if missing:
+        hint = closest_or_known_names(missing[0], map(str, outputs))
+        raise ValueError(f"{expected} {missing[0]!r} is missing. {hint}")
     return {argument: outputs[key] for argument, key in keys.items()}
 
 

@@ -71,8 +71,21 @@ def draw_zoo(
     x, y = (values.detach().double().cpu().numpy() for values in (within_speaker, between_speakers))
     is_defined = np.isfinite(x) & np.isfinite(y)
     x, y = x[is_defined], y[is_defined]
-    if len(x) > 3:
-        _draw_animal_counts(ax, x, y)
+    quartiles = [np.quantile(values, (0.25, 0.75)) for values in (x, y) if len(x) > 3]
+    # Equal speakers would be every animal.
+    if quartiles and not any(np.isclose(low, high) for low, high in quartiles):
+        is_outer = [(values < low, values > high) for values, (low, high) in zip((x, y), quartiles, strict=True)]
+        for draw_line, ends in zip((ax.axvline, ax.axhline), quartiles, strict=True):
+            for value in ends:
+                draw_line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
+        for name, right, top in (("worms", 0, 1), ("chameleons", 1, 1), ("phantoms", 0, 0), ("doves", 1, 0)):
+            corner, number = (
+                (0.02 + 0.96 * right, 0.02 + 0.96 * top),
+                int((is_outer[0][right] & is_outer[1][top]).sum()),
+            )
+            text = ax.text(*corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small")
+            text.set(path_effects=[withStroke(linewidth=2, foreground="white")])
+            text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
     if names is not None:
         for name, *point in zip(np.asarray(names)[is_defined], x, y, strict=True):
@@ -80,23 +93,6 @@ def draw_zoo(
     ax.set(xlabel=f"{quantity} within speaker", ylabel=f"{quantity} with others")
     ax.margins(0.12)
     return finish_axes(ax, title)
-
-
-def _draw_animal_counts(ax: Axes, x: Any, y: Any) -> None:
-    """Draw the quartiles, and write how many speakers are in each corner; nothing where quartiles coincide."""
-    quartiles = [np.quantile(values, (0.25, 0.75)) for values in (x, y)]
-    if any(np.isclose(low, high) for low, high in quartiles):
-        return  # equal speakers would be every animal
-    is_outer = []
-    for values, draw_line, ends in zip((x, y), (ax.axvline, ax.axhline), quartiles, strict=True):
-        is_outer.append((values < ends[0], values > ends[1]))
-        for value in ends:
-            draw_line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
-    for name, right, top in (("worms", 0, 1), ("chameleons", 1, 1), ("phantoms", 0, 0), ("doves", 1, 0)):
-        corner, number = (0.02 + 0.96 * right, 0.02 + 0.96 * top), int((is_outer[0][right] & is_outer[1][top]).sum())
-        text = ax.text(*corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small")
-        text.set(path_effects=[withStroke(linewidth=2, foreground="white")])
-        text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
 
 
 def draw_tested_and_enrolled(
@@ -116,18 +112,15 @@ def draw_tested_and_enrolled(
     ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(y=0.25)
-    _name_first_points(ax, [as_label(speaker_name(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
-    return finish_axes(ax, title, loc="lower left")
-
-
-def _name_first_points(ax: Axes, names: Sequence[str], x: Any, y: Any) -> None:
-    """Write names above the first points, each above the next one where they would overlap."""
+    # The worst have names, each above the next one where they would overlap.
     ax.get_ylim()  # updates the limits, which the last points drawn may have changed
-    points = np.column_stack([x, y])[: len(names)]
+    points = np.column_stack([places, tested])[:_NAMED_SPEAKERS]
     heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
     font = FontProperties(size="x-small")
     spacing = 1.2 * font.get_size_in_points()
     above = [*accumulate(heights[::-1] + _NAME_OFFSET, lambda below, own: max(below + spacing, own))][::-1]
-    for name, point, offset in zip(names, points, above - heights, strict=True):
+    for speaker, point, offset in zip(order, points, above - heights, strict=False):
+        name = as_label(speaker_name(speaker))
         text = ax.annotate(name, point, (5, offset), textcoords="offset points", fontproperties=font)
         text.set_path_effects([withStroke(linewidth=2, foreground="white")])
+    return finish_axes(ax, title, loc="lower left")
