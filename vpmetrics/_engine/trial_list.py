@@ -178,9 +178,8 @@ def _report_condition(
     counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
     jackknives = [counts.make_jackknife(scalars)]
     if report.similarity is not None and similarity:
-        place = groups.group_of_label
         replicates = replicate_diagonal_dominance(
-            counts, report.similarity, place, given.has_unordered_pairs, similarity
+            counts, report.similarity, groups.group_of_label, given.has_unordered_pairs, similarity
         )
         jackknives.append(make_jackknife(replicates, groups, counts.min_speakers_per_class))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
@@ -190,14 +189,12 @@ def _transfer_calibration(
     attacked: ScoredTrials, fit: ScoredTrials, labels: Tensor | None
 ) -> tuple[TransferredCalibration, Jackknife | None]:
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
-    scores = collect_trial_scores(fit.scores, fit.is_target)
-    measured = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
     llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in CALIBRATIONS.items()}
     scalars = {}
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
         scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_costs_and_sizes(values, attacked.is_target))
-    other = ConditionReport(measured, scores, is_llr=True)
+    other = _report_condition(ScoredTrials(fit.scores, fit.is_target), torch.empty(0), None, None)
     counts = torch.stack([~attacked.is_target, attacked.is_target])
     transfer = TransferredCalibration(other, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
