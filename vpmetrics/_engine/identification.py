@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dty
 from vpmetrics._engine.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.utterances import EvaluationData, count_values, hash_values, lexsort_columns, row_sort_keys
+
+if TYPE_CHECKING:
+    from vpmetrics._engine.jackknife import JackknifeGroups
 
 _MOST_SCORES = 1 << 19  # that slopes are fitted on
 _MOST_FOLDS, _FOLDS = 256, 10  # up to this number of speakers, each is a fold; with more there are ten folds
@@ -90,17 +93,16 @@ def identify(
     used = trials.usable.nonzero().squeeze(1)
     above, tied = ranks[0, :2, used].long()
     tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
-    true_bits, *permuted = bits[:, used].to(result_dtype(trials.inputs))
     return Identification(
         histograms[0] if bandwidth is None else _histogram_of_soft_ranks(trials, scoring, bandwidth),
-        true_bits if has_bits else None,
+        bits[0, used].to(result_dtype(trials.inputs)) if has_bits else None,
         (above == 0) & (tied == 1),
         used,
         trials.references.speakers[trials.column[used]],
         bits_of_ranks(histograms[0], above, tied),
         None if slopes is None else slopes[0],
         histograms[1:] if len(columns) > 1 else None,
-        permuted[0].detach().mean() if permuted and has_bits else None,
+        bits[1, used].detach().mean() if has_bits and len(bits) > 1 else None,
     )
 
 
@@ -260,12 +262,12 @@ class IdentificationReplicates(NamedTuple):
 
 
 def jackknife_identification(
-    trials: IdentificationTrials, scoring: Scoring, group_of_reference: Tensor, num_groups: int, slopes: Tensor | None
+    trials: IdentificationTrials, scoring: Scoring, groups: JackknifeGroups, slopes: Tensor | None = None
 ) -> IdentificationReplicates:
-    """Return replicates without each group, of ranks alone without ``slopes``; group ``num_groups`` is kept."""
-    references = trials.num_references
-    column = 1 + group_of_reference  # column 0 leaves nobody out, the last one those never left out
-    size = num_groups + 2
+    """Return replicates without each group, of ranks alone without ``slopes``."""
+    references, size = trials.num_references, groups.num_groups + 2
+    # Column 0 leaves nobody out, the last one those never left out.
+    column = 1 + groups.find_groups(trials.references.speakers)
     sizes = count_values(column, size).to(wide_dtype(column.device))
     histograms, own_steps = sizes.new_zeros(2, size * (references + 1))
     sums, numbers = sizes.new_zeros(5, size), torch.arange(size, device=column.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -78,18 +78,16 @@ def pool_identifications(parts: Sequence[Identification]) -> Identification:
     """Return the inputs of all groups as one result."""
     if len(parts) == 1:
         return parts[0]
-    names = ("bits", "linked", "trials", "speakers", "rank_bits")
-    columns: dict[str, Any] = {}
-    for name in names:
+    combine: dict[str, Callable[[Any], Tensor]] = {
+        **dict.fromkeys(("bits", "linked", "trials", "speakers", "rank_bits"), torch.cat),
+        "histogram": add_padded_histograms,
+        "chance_bits": lambda each: torch.stack(each).mean(),
+    }
+    pooled: dict[str, Any] = {"chance_histograms": None}
+    for name, function in combine.items():
         known = [column for part in parts if (column := getattr(part, name)) is not None]
-        columns[name] = torch.cat(known) if known else None
-    chance_bits = [part.chance_bits for part in parts if part.chance_bits is not None]
-    return parts[0]._replace(
-        histogram=add_padded_histograms([part.histogram for part in parts]),
-        chance_histograms=None,
-        chance_bits=torch.stack(chance_bits).mean() if chance_bits else None,
-        **columns,
-    )
+        pooled[name] = function(known) if known else None
+    return parts[0]._replace(**pooled)
 
 
 def jackknife_scalars(
@@ -99,19 +97,13 @@ def jackknife_scalars(
     rank_model: str,
 ) -> Jackknife:
     """Return the jackknife of ranks and local information, pooled over groups of the data; it leaves out ``groups``."""
-    replicates = [
-        jackknife_identification(
-            trials, scoring, groups.find_groups(trials.references.speakers), groups.num_groups, result.slopes
-        )
-        for trials, result in parts
-    ]
+    replicates = [jackknife_identification(trials, scoring, groups, result.slopes) for trials, result in parts]
     # A group of the data that keeps one speaker has no other to confuse them with, and drops out.
     has_others = torch.stack([each.references > 1 for each in replicates])
     inputs = torch.stack([each.histograms.sum(1) for each in replicates]) * has_others
     sums = torch.stack([each.sums for each in replicates]) * has_others[:, None]
-    values = mean_over_groups(
-        [_rank_replicates(each.histograms, each.references, rank_model) for each in replicates], inputs
-    )
+    disclosures = [_rank_replicates(each.histograms, each.references, rank_model) for each in replicates]
+    values = mean_over_groups(disclosures, inputs)
     count, positive_sum, negative_sum, positive, linked = sums.sum(0)
     values |= {
         "alid": (positive_sum + negative_sum) / count,

@@ -229,12 +229,10 @@ def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the rank-1 rate of each gallery size, ``(..., sizes)``, from the share of inputs per rank ``(..., M)``."""
     people = rank_shares.shape[-1]
     left = people - torch.arange(1, people, dtype=rank_shares.dtype, device=rank_shares.device)
-    rates = []
-    for size in sizes:
-        # The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
-        chances = torch.log1p(-((size - 1) / left).clamp(max=1)).cumsum(dim=0).exp()
-        rates.append(rank_shares[..., 0] + (chances * rank_shares[..., 1:]).sum(dim=-1))
-    return torch.stack(rates, dim=-1) if rates else rank_shares[..., :0]
+    others = rank_shares.new_tensor(sizes).unsqueeze(1) - 1
+    # The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
+    chances = torch.log1p(-(others / left).clamp(max=1)).cumsum(dim=1).exp()
+    return rank_shares[..., :1] + rank_shares[..., 1:] @ chances.mT
 
 
 def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -270,8 +268,7 @@ def replicate_rates(
         return {}
     sums, inputs = [], []
     for trials, scoring in formed:
-        group = groups.find_groups(trials.references.speakers)
-        replicates = jackknife_identification(trials, scoring, group, groups.num_groups, None)
+        replicates = jackknife_identification(trials, scoring, groups)
         histograms, number = replicates.histograms, replicates.histograms.sum(1)
         rates = histograms.new_zeros(len(counted), len(histograms))
         for people in replicates.references.unique().long().tolist():  # among as many, or among all who are left
