@@ -113,7 +113,7 @@ def order_references_by_value(trials: IdentificationTrials) -> Tensor:
     counts = count_values(column, count + 1)[:-1]
     # Where references are equal, their inputs decide the order.
     inputs = hash_values(row_sort_keys(trials.inputs), column, count + 1)[:-1]
-    by_key = lexsort_columns(inputs, row_sort_keys(trials.references.first_unit_means()))
+    by_key = lexsort_columns(inputs, row_sort_keys(trials.references.unit_means()))
     return by_key[(counts[by_key] == 0).to(torch.uint8).argsort(stable=True)]
 
 

@@ -48,23 +48,18 @@ class References(NamedTuple):
     rows: Tensor  # (M,), sorted by unit, and within a unit by value
     first_row: Tensor  # (U,)
 
-    def nth_unit_means(self, unit_number: Tensor, excluded_row: Tensor) -> Tensor:
+    def unit_means(self, unit_number: Tensor | int = 0, excluded_row: Tensor | int = -1) -> Tensor:
         """Return a gallery, ``(N, D)``: for every speaker the mean of one unit without one of its rows.
 
-        Unit and row are scalars, counted cyclically within the speaker and the unit. A negative ``excluded_row``
-        excludes nothing; a single row is never excluded.
+        Both are counted cyclically within the speaker and the unit. A negative ``excluded_row`` excludes nothing; a
+        single row is never excluded.
         """
         unit = self.first_unit + unit_number % self.units
         counts = self.counts[unit]
         lacks_row = (counts > 1) & (excluded_row >= 0)
-        row = self.rows[self.first_row[unit] + excluded_row.clamp(min=0) % counts]
+        row = self.rows[self.first_row[unit] + excluded_row % counts]
         left_out = (widen(self.vectors[row]) - self.anchor).masked_fill(~lacks_row[:, None], 0)
         return (self.sums[unit] - left_out) / (counts - lacks_row.long())[:, None] + self.anchor
-
-    def first_unit_means(self) -> Tensor:
-        """Return the mean of the first unit of every speaker, ``(N, D)``."""
-        first = self.units.new_zeros(())
-        return self.nth_unit_means(first, first - 1)
 
 
 class IdentificationTrials(NamedTuple):
@@ -75,7 +70,7 @@ class IdentificationTrials(NamedTuple):
     column: Tensor  # (B,), of the input's speaker among the references
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether all embeddings are finite
-    galleries: Tensor  # (2, P), arguments of ``References.nth_unit_means``: unit number and excluded row of each
+    galleries: Tensor  # (2, P), arguments of ``References.unit_means``: unit number and excluded row of each
     parts: tuple[Tensor, ...]  # inputs of each gallery
     processes: Processes = SINGLE_PROCESS
 
@@ -210,7 +205,7 @@ def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed:
             yield _join_score_rows(pending)
             pending, num_pending = [], 0
         if number != last:
-            last, gallery = number, references.nth_unit_means(*trials.galleries[:, number])
+            last, gallery = number, references.unit_means(*trials.galleries[:, number])
             gallery = prepare_rows(gallery, scorer, references.anchor, dtype)
         probes = prepare_rows(trials.inputs[rows], scorer, references.anchor, dtype)
         with torch.autocast(probes.device.type, enabled=False):

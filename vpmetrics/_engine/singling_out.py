@@ -38,7 +38,7 @@ def singling_out_rates(
         enrolment, test = form_enrolment_and_conversations(part, protocol)
         references = form_trials(enrolment, enrolment).references
         places = draw_places(test.speakers, test.keys)
-        means = references.first_unit_means().to(enrolment.embeddings.dtype)
+        means = references.unit_means().to(enrolment.embeddings.dtype)
         population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
         rates.append(isolation_rates_and_standard_errors(population, sizes, protocol.scoring, draws))
         weights.append(len(population.predicates))
