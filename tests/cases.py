@@ -13,7 +13,7 @@ import reference
 import torch
 from reports import Everything, compute
 from torch.testing import assert_close
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 import vpmetrics as vp
 from vpmetrics import functional as F
@@ -56,14 +56,15 @@ def assert_same(value: Any, expected: Any, atol: float = 1e-12, rtol: float = 1e
 def _pairs_of_entries(value: Any, expected: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(expected, dict):
         assert set(value) == set(expected), f"{key} has other keys: {sorted(set(value) ^ set(expected))}"
-        for name in expected:
-            yield from _pairs_of_entries(value[name], expected[name], str(name))
+        pairs = [(str(name), value[name], entry) for name, entry in expected.items()]
     elif isinstance(expected, (tuple, list)):
         assert len(value) == len(expected), f"{key}: {len(value)} entries, not {len(expected)}"
-        for index, (one, other) in enumerate(zip(value, expected, strict=True)):
-            yield from _pairs_of_entries(one, other, f"{key}[{index}]")
+        pairs = [(f"{key}[{i}]", one, other) for i, (one, other) in enumerate(zip(value, expected, strict=True))]
     else:
         yield key, value, expected
+        return
+    for name, one, other in pairs:
+        yield from _pairs_of_entries(one, other, name)
 
 
 def entries(value: Any) -> list[torch.Tensor]:
@@ -95,37 +96,26 @@ def expected_value(case: Case, batches: int | None = None) -> Any:
 def join(batches: list[Batch]) -> Batch:
     """All rows of all batches as one batch; the run of a batch becomes that of each of its rows."""
     whole = [
-        {**batch, "run": torch.full_like(batch["target"], batch["run"])} if "run" in batch else batch
-        for batch in batches
+        batch | ({"run": torch.full_like(batch["target"], batch["run"])} if "run" in batch else {}) for batch in batches
     ]
-    return {key: _cat([batch[key] for batch in whole]) for key in batches[0]}
-
-
-def _cat(parts: list[Any]) -> Any:
-    if isinstance(parts[0], dict):
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    return torch.cat(parts)
+    return tree_map(lambda *parts: torch.cat(parts), *whole)
 
 
 def take(rows: Batch, index: Any) -> Batch:
     """Some rows of a batch."""
-    return {
-        key: {name: each[index] for name, each in value.items()} if isinstance(value, dict) else value[index]
-        for key, value in rows.items()
-    }
+    return mapped(rows, lambda column: column[index])
 
 
 def cut(rows: Batch, size: int) -> list[Batch]:
     """Batches of at most so many of these rows, in their order and each of one run."""
-    count = len(next(iter(rows.values())))
-    pieces = [take(rows, slice(start, start + size)) for start in range(0, count, size)]
+    pieces = [mapped(rows, lambda column, at=at: column[at : at + size]) for at in range(0, _count(rows), size)]
     if "run" not in rows:
         return pieces
-    return [
-        {**{key: value[piece["run"] == run] for key, value in piece.items()}, "run": run}
-        for piece in pieces
-        for run in piece["run"].unique().tolist()
-    ]
+    return [take(piece, piece["run"] == run) | {"run": run} for piece in pieces for run in set(piece["run"].tolist())]
+
+
+def _count(rows: Batch) -> int:
+    return len(next(iter(rows.values())))
 
 
 def mapped(batch: Batch, change: Callable[[torch.Tensor], Any]) -> Batch:
@@ -135,11 +125,10 @@ def mapped(batch: Batch, change: Callable[[torch.Tensor], Any]) -> Batch:
 
 def scores(seed: int = 0, dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = (60, 50, 90, 71)) -> list[Batch]:
     """Trials with overlapping classes and ties; every batch has both classes."""
-    draw = torch.Generator().manual_seed(seed)
-    batches = []
+    draw, batches = torch.Generator().manual_seed(seed), []
     for size in sizes:
         target = (torch.rand(size, generator=draw) < 0.3).long()
-        target[0], target[1] = 0, 1
+        target[:2] = torch.arange(2)
         # On a grid of eighths, which bfloat16 holds exactly and which makes ties.
         preds = (torch.randn(size, generator=draw) * 1.5 + 2 * target).mul(8).round().div(8).clamp(-7, 7)
         batches.append({"preds": preds.to(dtype), "target": target})
@@ -184,16 +173,14 @@ def _of_two_runs(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def value(preds: torch.Tensor, target: torch.Tensor, run: torch.Tensor | int) -> Any:
         run = torch.as_tensor(run).expand(target.shape)
-        if run.unique().tolist() != [0, 1]:
-            return torch.nan
-        return function(preds[run == 1], target[run == 1], preds[run == 0], target[run == 0])
+        sides = [side[run == number] for number in (1, 0) for side in (preds, target)]
+        return function(*sides) if len(run.unique()) == 2 else torch.nan
 
     return value
 
 
-def _reference_distortion(calibration: str, *trials: torch.Tensor) -> float:
-    value: float = reference.zebra.calibration_distortion(*(part.numpy() for part in trials), calibration)
-    return value
+def _reference_distortion(calibration: str, *trials: torch.Tensor) -> Any:
+    return reference.zebra.calibration_distortion(*(part.numpy() for part in trials), calibration)
 
 
 RUN_CASES = [
@@ -213,15 +200,12 @@ def embeddings(
     seed: int = 0, dtype: torch.dtype = torch.float64, least: int = 1, sizes: tuple[int, ...] = (40, 30, 45, 35)
 ) -> list[Batch]:
     """Utterances of eight speakers with labels of any kind, unevenly spread; protection keeps part of each voice."""
-    draw = torch.Generator().manual_seed(seed)
+    draw, batches = torch.Generator().manual_seed(seed), []
     names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40])
-    voices, pseudo = (torch.randn(len(names), 6, generator=draw) for _ in range(2))
-    batches = []
+    voices, pseudo = (torch.randn(8, 6, generator=draw) for _ in range(2))
     for size in sizes:
-        others = max(0, size - least * len(names))
-        index = torch.cat(
-            [torch.arange(len(names)).repeat(least), torch.randint(len(names), (others,), generator=draw)]
-        )
+        others = torch.randint(8, (max(0, size - 8 * least),), generator=draw)
+        index = torch.cat([torch.arange(8).repeat(least), others])
         noise = torch.randn(2, len(index), 6, generator=draw)
         original = voices[index] + noise[0]
         protected = 0.4 * original + pseudo[index] + noise[1]
@@ -236,10 +220,9 @@ def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:
     )
 
 
-def _reference_matrices(original: Any, protected: Any, speakers: Any) -> tuple[Any, ...]:
-    rows = original, protected, speakers
+def _reference_matrices(*rows: Any) -> tuple[Any, ...]:
     matrices = [reference.similarity.similarity_matrix(*rows, condition) for condition in ("OO", "OP", "PP")]
-    return (*matrices, np.unique(speakers))
+    return (*matrices, np.unique(rows[2]))
 
 
 def _of_matrices(function: Callable[..., Any], matrices: Callable[..., Any], place: int) -> Callable[..., Any]:
@@ -289,29 +272,21 @@ def _reference_bits(original: Any, protected: Any, speakers: Any) -> tuple[Any, 
 
 def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
     bits, scores, true = _reference_bits(original, protected, speakers)
-    first = scores[np.arange(len(true)), true] >= scores.max(axis=1)
-    return {
-        "alid": bits.mean(),
-        "pdr": (bits > 0).mean(),
-        "ndr": (bits <= 0).mean(),
-        "lid_pos": bits[bits > 0].mean(),
-        "lid_neg": bits[bits <= 0].mean(),
-        "lid_max": bits.max(),
-        "link_rate": first.mean(),
-    }
+    summary = {"alid": bits.mean(), "pdr": (bits > 0).mean(), "ndr": (bits <= 0).mean(), "lid_max": bits.max()}
+    summary |= {"lid_pos": bits[bits > 0].mean(), "lid_neg": bits[bits <= 0].mean()}
+    return summary | {"link_rate": (scores[np.arange(len(true)), true] >= scores.max(axis=1)).mean()}
 
 
 def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: str) -> dict[str, float]:
     bits, scores, true = _reference_bits(near, far, speakers)
-    return {
-        **reference.speakers.worst_and_spread(*trials, side),
-        "worst_speaker_mean_d": reference.speakers.largest_means(reference.speakers.rank_bits(scores, true), true),
-        "worst_speaker_alid": reference.speakers.largest_means(bits, true),
-    }
+    largest_means, rank_bits = reference.speakers.largest_means, reference.speakers.rank_bits(scores, true)
+    means = {"worst_speaker_mean_d": largest_means(rank_bits, true), "worst_speaker_alid": largest_means(bits, true)}
+    return reference.speakers.worst_and_spread(*trials, side) | means
 
 
-def _attackers(protected: torch.Tensor, speakers: torch.Tensor) -> torch.Tensor:
+def _attackers(protected: Any, speakers: Any) -> torch.Tensor:
     """The half of the utterances that is the attacker's, as dealt, where protected speech is compared with itself."""
+    protected, speakers = torch.as_tensor(protected), torch.as_tensor(speakers)
     return draw_places(speakers.unique(return_inverse=True)[1], row_sort_keys(protected)) % 2 == 0
 
 
@@ -322,43 +297,34 @@ def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -
 
 
 def _reference_found(_: Any, protected: Any, speakers: Any) -> dict[str, float]:
-    known = _attackers(torch.from_numpy(protected), torch.from_numpy(speakers)).numpy()
-    return reference.population.rates(
-        *reference.rank.reference_scores(protected, protected, speakers, known), (2, 5, 8)
-    )
+    known = _attackers(protected, speakers).numpy()
+    scores, true = reference.rank.reference_scores(protected, protected, speakers, known)
+    return reference.population.rates(scores, true, (2, 5, 8))
 
 
 def _singled_out(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
-    known = _attackers(protected, speakers)
-    names, index = speakers[known].unique(return_inverse=True)
-    means = protected.new_zeros(len(names), 6, dtype=torch.float64).index_add(0, index, protected[known].double())
-    means = (means / torch.bincount(index)[:, None]).to(torch.promote_types(protected.dtype, torch.float32))
-    return F.singling_out(means, names, protected[~known].to(means.dtype), speakers[~known], sizes=(8,))
+    known, dtype = _attackers(protected, speakers), torch.promote_types(protected.dtype, torch.float32)
+    names = speakers[known].unique()
+    means = torch.stack([protected[known & (speakers == name)].double().mean(0) for name in names]).to(dtype)
+    return F.singling_out(means, names, protected[~known].to(dtype), speakers[~known], sizes=(8,))
 
 
 def _reference_singled_out(_: Any, protected: Any, speakers: Any) -> dict[str, float]:
-    known = _attackers(torch.from_numpy(protected), torch.from_numpy(speakers)).numpy()
-    voices = []
-    for name in np.unique(speakers):
-        rows = protected[(speakers == name) & ~known]
-        places = draw_places(torch.from_numpy(speakers[~known]), row_sort_keys(torch.from_numpy(protected[~known])))
-        voices.append(rows[places.numpy()[speakers[~known] == name].argsort()])
-    cosine, isolated = reference.similarity.cosine, []
+    known = _attackers(protected, speakers).numpy()
+    rows, of = protected[~known], speakers[~known]
+    order = draw_places(torch.from_numpy(of), row_sort_keys(torch.from_numpy(rows))).numpy().argsort(kind="stable")
+    voices, isolated = [rows[order][of[order] == name] for name in np.unique(of)], []
     for fold in range(min(10, max(map(len, voices)))):
         turned = [np.roll(rows, -(fold % len(rows)), axis=0)[:10] for rows in voices]
         for own, name in enumerate(np.unique(speakers)):
             model = protected[(speakers == name) & known].mean(0)
-            scores = [np.array([cosine(model, row) for row in rows]) for rows in turned]
+            scores = [np.array([reference.similarity.cosine(model, row) for row in rows]) for rows in turned]
             tested = np.array([row[0] for row in scores])
             isolated.append(reference.population.singling_out(tested, [row[1:] for row in scores], own, 8))
     return {"singling_out_8": np.mean(isolated), "singling_out_8_error": 0.0}
 
 
-_LONE = {
-    "original": torch.eye(3, 6),
-    "protected": torch.ones(3, 6) + torch.eye(3, 6),
-    "speakers": torch.tensor([4, 4, 4]),
-}
+_LONE = {"original": torch.eye(3, 6), "protected": 1 + torch.eye(3, 6), "speakers": torch.tensor([4, 4, 4])}
 _STRANGERS = {**_LONE, "speakers": torch.tensor([1, 2, 3])}
 
 
@@ -449,13 +415,12 @@ EMBEDDING_CASES = [
 
 def attributes(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
     """Utterances of eight speakers with an attribute of the speaker and one of the utterance."""
-    draw = torch.Generator().manual_seed(seed)
-    batches = []
+    draw, batches = torch.Generator().manual_seed(seed), []
     for batch in embeddings(seed, dtype):
         sex = (batch["speakers"] % 3 == 0).long() + 5
-        mood = torch.randint(3, sex.shape, generator=draw)
+        labels = {"sex": sex, "mood": torch.randint(3, sex.shape, generator=draw)}
         moved = (batch["protected"].double() + 2 * (sex == 5)[:, None]).to(dtype)
-        batches.append({**batch, "protected": moved, "attributes": {"sex": sex, "mood": mood}})
+        batches.append({**batch, "protected": moved, "attributes": labels})
     return batches
 
 

@@ -1,9 +1,12 @@
 """Batches for the losses, and slow references of what they compute."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import reference
 import torch
+from samples import people
 
 from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
 
@@ -16,23 +19,17 @@ LOSSES = [
 each_loss = pytest.mark.parametrize("loss", LOSSES, ids=["OP", "OP+", "PP", "both"])
 
 
-def batch(seed=0, speakers=8, utterances=6, width=12, dtype=torch.float32):
-    """Original and protected rows that share a voice, and their speakers."""
-    generator = torch.Generator().manual_seed(seed)
-    names = torch.arange(speakers).repeat_interleave(utterances)
-    voices, pseudo = torch.randn(2, speakers, width, generator=generator, dtype=torch.float64)
-    noise = 0.5 * torch.randn(2, len(names), width, generator=generator, dtype=torch.float64)
-    return (voices[names] + noise[0]).to(dtype), (voices + pseudo)[names].add(noise[1]).to(dtype), names
+batch = partial(people, number=8, width=12, noise=0.5, dtype=torch.float32)
 
 
-def keyed_batch(seed=0, speakers=6, utterances=8, width=5, dtype=torch.float64):
+def keyed_batch(seed=0, speakers=6, width=5, dtype=torch.float64):
     """Two sessions per speaker; protected rows are a voice per session plus a linear map of the original."""
-    generator = torch.Generator().manual_seed(seed)
-    original, _, names = batch(seed, speakers, utterances, width, dtype=dtype)
-    sessions = 2 * names + torch.arange(len(names)) % 2
-    voices = torch.randn(2 * speakers, width, generator=generator, dtype=torch.float64).to(dtype)
-    mixing = torch.randn(width, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(dtype)
-    return original, voices[sessions] + 0.5 * original @ mixing, names, sessions
+    original, _, names = people(seed, speakers, 8, width, 0.5, dtype)
+    place = torch.arange(len(names))
+    sessions = 2 * (place // 8) + place % 2
+    voices = torch.randn(2 * speakers, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    mixing = torch.randn(width, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return original, (voices[sessions] + 0.5 * original @ mixing.to(dtype)).to(dtype), names, sessions
 
 
 def train_on(loss, batches=12, **settings):

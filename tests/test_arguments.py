@@ -14,6 +14,9 @@ from torchmetrics.classification import BinaryAUROC
 import vpmetrics as vp
 from vpmetrics import functional as F
 from vpmetrics.attacks import Plain
+from vpmetrics.data import SpeakerBatchSampler
+from vpmetrics.losses import PseudonymisationLoss
+from vpmetrics.losses.embedding_loss import EmbeddingLoss
 from vpmetrics.scoring import PLDA
 
 BINNING = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.Linkability)
@@ -21,11 +24,13 @@ SMOOTH = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.DeIdentification
 SLOPED = (vp.LocalInformationDisclosure, vp.VoicePrivacy)
 SUITE, DISTORTION = (vp.VoicePrivacy,), vp.CalibrationDistortion
 NAN, INFINITY = float("nan"), float("inf")
+EYE, THREE, FOUR, HALF = torch.eye(3), torch.arange(3), torch.arange(4), torch.arange(4) // 2
 DESCENDING = [tensor([1.0, 0.0]), tensor([0.0, NAN]), tensor([-INFINITY, 0.0])]
 NO_RANGE = [(0, 1, 2), "01", (False, True)]
 
 
 TRIALS = (vp.EmbeddingTrials,)
+LOSS, SAMPLER = (PseudonymisationLoss,), (partial(SpeakerBatchSampler, speakers=HALF, speakers_per_batch=2),)
 RATES = (vp.ReidentificationRate, vp.SinglingOut)
 
 # Classes, an argument, its invalid values, other arguments, the error and its message.
@@ -68,6 +73,22 @@ INVALID = [
     (RATES[1:], "intervals", [0.95], {}, TypeError, "no `intervals`: without a speaker other sets of people"),
     ((vp.VoiceSimilarityMatrix,), "intervals", [0.95], {}, (TypeError, ValueError), "intervals"),
     ((vp.StrongestAttack,), "condition", [["OP"]], {}, ValueError, r"`condition` to be one of .*, but got \['OP'\]"),
+    (LOSS, "bandwidth", [0], {}, ValueError, "Expected `bandwidth` to be above 0, but got 0"),
+    (LOSS, "bandwidth", [None], {}, TypeError, "Expected `bandwidth` to be a number, but got NoneType"),
+    (LOSS, "flatness", [-1], {}, ValueError, "Expected `flatness` to be at least 0 and finite, but got -1"),
+    (LOSS, "disclosure", [INFINITY], {}, ValueError, "Expected `disclosure` to be at least 0 and finite, but got inf"),
+    (LOSS, "session_invariance", [-1], {}, ValueError, "`session_invariance` to be at least 0 and finite, but got"),
+    (LOSS, "attacks", ["past"], {}, TypeError, "`attacks` to be a sequence of names, but got 'past'"),
+    (LOSS, "attacks", [("future",)], {}, ValueError, "`attacks` to be one of 'batch', 'past', but got 'future'"),
+    (SAMPLER, "speakers", [torch.zeros(8)], {}, TypeError, "`speakers` to have an integer dtype, but got torch.fl"),
+    (SAMPLER, "speakers", [HALF[None]], {}, ValueError, r"`speakers` to have shape \(N,\), but got \(1, 4\)"),
+    (SAMPLER, "speakers", [torch.arange(8), []], {}, ValueError, "2 speakers with 2 utterances or more, but got 0"),
+    (SAMPLER, "speakers", [0 * HALF], {}, ValueError, "at least 2 speakers with 2 utterances or more, but got 1"),
+    (SAMPLER, "speakers", [["a", None]], {}, TypeError, "to be integers or strings, but 1 of 2 are missing"),
+    (SAMPLER, "speakers_per_batch", [1], {}, ValueError, "`speakers_per_batch` to be at least 2, but got 1"),
+    (SAMPLER, "utterances", [1], {}, ValueError, "Expected `utterances` to be at least 2, but got 1"),
+    (SAMPLER, "utterances", [4.0], {}, TypeError, "Expected `utterances` to be a whole number, but got 4.0"),
+    (SAMPLER, "seed", [-1], {}, ValueError, "Expected `seed` to be at least 0, but got -1"),
     (TRIALS, "intervals", [0.95], {"metric": vp.MinCllr()}, (TypeError, ValueError), "intervals"),
     (TRIALS, "bandwidth", [0.1], {"metric": vp.MinCllr()}, TypeError, "no `bandwidth`: give it to"),
     (TRIALS, "condition", ["PO"], {"metric": vp.MinCllr()}, ValueError, "`condition` to be one of 'OO'"),
@@ -149,11 +170,11 @@ def test_a_recording_has_one_speaker_in_all_batches_and_on_all_processes():
     assert lenient.compute().isfinite()  # in a training that does not look at values
 
 
-EYE, THREE, FOUR, HALF = torch.eye(3), torch.arange(3), torch.arange(4), torch.arange(4) // 2
 bootstrap = partial(F.bootstrap, preds=torch.arange(4.0), target=FOUR % 2, speakers=(HALF, tensor([1, 0, 0, 1])))
 drawn = partial(F.bootstrap_embeddings, torch.eye(4), torch.eye(4), HALF)
 attributes = partial(F.attribute_disclosure, torch.randn(8, 3), speakers=torch.arange(8) // 2)
 similar = lambda scoring: compute(vp.DeIdentification(scoring=scoring), **embeddings()[0])  # noqa: E731
+lose = partial(PseudonymisationLoss(), original=EYE, protected=EYE, speakers=THREE)
 WRONG, UNSIZED = [(), (0,), (2, 2)], [5, (2.0,), "20"]  # sizes of galleries
 INVALID_CALLS = [
     (lambda: F.zebra_disclosure([0.5], tensor([1])), TypeError, "`preds` to be a tensor, but got list"),
@@ -210,6 +231,14 @@ INVALID_CALLS = [
     (lambda: drawn(measures=["d_ece"]), ValueError, "`measures` to be some of deid, gvd, oo_d_ece"),
     (lambda: drawn(similarity="linear"), ValueError, "`similarity` to be one of"),
     (lambda: drawn(seed=-1), ValueError, "`seed` to be at least 0"),
+    (lambda: lose(original=None), TypeError, "Expected `original` to be a tensor, but got NoneType"),
+    (lambda: lose(protected=EYE.long()), TypeError, "Expected `protected` to have a floating dtype"),
+    (lambda: lose(protected=EYE[:, :2]), ValueError, r"Expected `protected` to have shape \(3, 3\)"),
+    (lambda: lose(speakers=EYE[0]), TypeError, "Expected `speakers` to have an integer dtype"),
+    (lambda: lose(speakers=FOUR), ValueError, r"Expected `speakers` to have shape \(3,\)"),
+    (lambda: lose(sessions=FOUR), ValueError, r"Expected `sessions` to have shape \(3,\)"),
+    (lambda: lose(sessions=EYE[0]), TypeError, "Expected `sessions` to have an integer dtype"),
+    (lambda: EmbeddingLoss()(EYE, EYE, THREE // 2), NotImplementedError, "EmbeddingLoss to define `compute_loss`"),
     (lambda: similar(lambda a, b: a @ b.mT > 0), TypeError, r"`scoring\(a, b\)` to have a floating .* got torch.bool"),
     (lambda: similar(lambda a, b: a[:1] @ b.mT), ValueError, r"`scoring\(a, b\)` to have shape .*, one score per pair"),
     (lambda: similar(lambda *_: 1.0), TypeError, r"`scoring\(a, b\)` to be a tensor, but got float"),

@@ -98,23 +98,3 @@ def test_a_trainer_sets_the_epoch(pl):
     loader = DataLoader(TensorDataset(torch.arange(60)), batch_sampler=SpeakerBatchSampler(speakers, 3, 4))
     pl.Trainer(max_epochs=2, logger=False, enable_checkpointing=False, **QUIET).fit(module, loader)
     assert module.seen == [(epoch, rows) for epoch in (0, 1) for rows in draw_batches(speakers, 3, 4, epoch=epoch)]
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"speakers": torch.zeros(8)}, TypeError, "Expected `speakers` to have an integer dtype, but got torch.fl"),
-        ({"speakers": torch.zeros(4, 2).long()}, ValueError, r"Expected `speakers` to have shape \(N,\), but got \(4"),
-        ({"speakers": torch.arange(8)}, ValueError, "at least 2 speakers with 2 utterances or more, but got 0"),
-        ({"speakers": torch.zeros(8).long()}, ValueError, "at least 2 speakers with 2 utterances or more, but got 1"),
-        ({"speakers": []}, ValueError, "at least 2 speakers with 2 utterances or more, but got 0"),
-        ({"speakers": ["a", None]}, TypeError, "Expected `speakers` to be integers or strings, but 1 of 2 are missing"),
-        ({"speakers_per_batch": 1}, ValueError, "Expected `speakers_per_batch` to be at least 2, but got 1"),
-        ({"utterances": 1}, ValueError, "Expected `utterances` to be at least 2, but got 1"),
-        ({"utterances": 4.0}, TypeError, "Expected `utterances` to be a whole number, but got 4.0"),
-        ({"seed": -1}, ValueError, "Expected `seed` to be at least 0, but got -1"),
-    ],
-)
-def test_invalid_settings_raise(settings, error, message):
-    with pytest.raises(error, match=message):
-        SpeakerBatchSampler(**{"speakers": torch.arange(8) % 2, "speakers_per_batch": 2} | settings)
