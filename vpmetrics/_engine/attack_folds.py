@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -51,23 +52,19 @@ class Folds(NamedTuple):
 
     ``of_speaker`` ``(S,)``: the fold; -1 for speakers of a group with too few, who are fitted on but not attacked.
     ``code`` ``(S,)``: place in the fold; only the next speaker of the same group has the next number.
+    ``fewest_training_speakers``: how many speakers the attack of a fold is fitted on, at least.
     """
 
     of_speaker: Tensor
     code: Tensor
-    num_folds: int
-    num_codes: int
+    num_folds: int = 0
+    num_codes: int = 0
+    fewest_training_speakers: int = 0
 
     @property
     def sort_key_by_speaker(self) -> Tensor:
         """A number per speaker, ascending by fold and code; negative for those in no fold."""
         return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_codes + self.code)
-
-    @property
-    def fewest_training_speakers(self) -> int:
-        """The smallest number of speakers that the attack of a fold is fitted on."""
-        in_fold = count_values(self.of_speaker + 1, self.num_folds + 1)[1:]
-        return len(self.of_speaker) - int(in_fold.amax())
 
 
 def assign_folds(data: EvaluationData) -> Folds:
@@ -80,7 +77,7 @@ def assign_folds(data: EvaluationData) -> Folds:
     _, group, size = group.unique(return_inverse=True, return_counts=True)
     sizes = [each for each in size.tolist() if each >= FEWEST_SPEAKERS]
     if not sizes:
-        return Folds(torch.full_like(group, -1), torch.zeros_like(group), 0, 0)
+        return Folds(torch.full_like(group, -1), torch.zeros_like(group))
     number = _MORE_FOLDS if min(sizes) >= _MANY else min(_FOLDS, min(sizes) // _PER_FOLD)
     order = order_speakers_by_value(count, side, data.protected)
     order = order[group[order].argsort(stable=True)]
@@ -88,7 +85,9 @@ def assign_folds(data: EvaluationData) -> Folds:
     place = torch.empty_like(place).scatter(0, order, place)
     longest = max(sizes) // number + 2  # leaves a number unused: consecutive numbers mean one group
     fold = torch.where(size[group] >= FEWEST_SPEAKERS, place % number, -1)
-    return Folds(fold, group * longest + place // number, number, longest * len(size))
+    in_first_fold = sum(-(-each // number) for each in sizes)  # the largest fold
+    code = group * longest + place // number
+    return Folds(fold, code, number, longest * len(size), count - in_first_fold)
 
 
 class UnfittedAttack(NamedTuple):
@@ -127,22 +126,20 @@ class FittedAttack(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Enrolment and test rows of a fold, sorted by speaker; their ``speaker_index`` is the code in the fold."""
+    """Enrolment and test rows of a fold, sorted by speaker; their ``speaker_index`` is the code in the fold.
+
+    Where both are one object, every unordered pair is compared once.
+    """
 
     enrolment: Utterances
     test: Utterances
     condition: Condition
 
-    @property
-    def is_same_rows(self) -> bool:
-        """Whether enrolment and test are the same rows, so that every unordered pair is compared once."""
-        return self.enrolment is self.test
-
     @cached_property
     def pair_kinds(self) -> Tensor:
         """The kind of every pair, ``(A, B)``."""
         a, b = self.enrolment, self.test
-        is_target, is_trial = mark_group_trials(a, b, self.condition, self.is_same_rows)
+        is_target, is_trial = mark_group_trials(a, b, self.condition, is_same_rows=a is b)
         if a.groups is not None and b.groups is not None:
             is_trial = is_trial & (a.groups[:, None] == b.groups)
         return label_chance_and_targets(a.speaker_index, b.speaker_index, is_target, is_trial)
@@ -150,7 +147,7 @@ class Comparison:
     def map_and_enrol(self, attack: Any, map_side: Callable[[Utterances, SideName], Tensor]) -> tuple[Tensor, Tensor]:
         """Return the mapped rows of enrolment and test; an attack with ``enrol`` then changes the enrolment rows."""
         test = map_side(self.test, self.condition.test)
-        enrolment = test if self.is_same_rows else map_side(self.enrolment, self.condition.enrolment)
+        enrolment = test if self.enrolment is self.test else map_side(self.enrolment, self.condition.enrolment)
         if hasattr(attack, "enrol"):
             enrolment = attack.enrol(enrolment, self.enrolment.speaker_index).detach()
         return enrolment, test
@@ -246,8 +243,7 @@ class AttackFolds(ValueCache):
         if not has_builtin_fit(unfitted.attack):
             return [(UNIT, None)]
         views = (UNIT,) if unfitted.is_observed else self.views
-        settings: list[tuple[RowNormalisation, Any]] = unfitted.attack.choices(views)
-        return settings
+        return list(unfitted.attack.choices(views))
 
     def fit(self, fold: int, unfitted: UnfittedAttack, setting: int) -> FittedAttack:
         """Return an attack fitted with its setting of that index, on the speakers of all other folds."""
@@ -257,10 +253,7 @@ class AttackFolds(ValueCache):
         pairs = {group: self._training_pairs(fold, group) for group in unfitted.groups}
         if has_builtin_fit(attack):
             return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
-        attack = _fit_user_attack_copy(attack, pairs[None], self.data.protected.embeddings.dtype)
-        names: tuple[SideName, SideName] = ("original", "protected")
-        sides = ((partial(_map_by_user_attack, attack, name),) if hasattr(attack, "attack") else () for name in names)
-        return FittedAttack(attack, {None: Solution(*sides)})
+        return _fit_user_attack(attack, pairs[None], self.data.protected.embeddings.dtype)
 
     def _training_pairs(self, fold: int, only_group: int | None) -> TrainingPairs:
         """Return the pairs of all other folds, of one group or of all; the pairs for one fold at a time are cached."""
@@ -285,7 +278,9 @@ class AttackFolds(ValueCache):
         is_halved = hasattr(attack, "enrol") and self.enrolment is None
 
         def form() -> list[Comparison]:
-            a, b = (self._rows_of_fold(side, fold, is_subsample) for side in self._cached_sides(condition))
+            a, b = self.get_or_make(condition.name, partial(self._sides_by_fold, condition))[fold]
+            if is_subsample:
+                a, b = (self.get_or_make((side, "sample"), partial(self._subsample, fold, side)) for side in (a, b))
             if not is_halved:
                 return [Comparison(a, b, condition)]
             is_second_a, is_second_b = mark_disjoint_halves(a, b)
@@ -294,42 +289,31 @@ class AttackFolds(ValueCache):
 
         return self.get_or_make((fold, condition.name, is_halved, is_subsample), form)
 
-    def _cached_sides(self, condition: Condition) -> tuple[Utterances, Utterances]:
-        """Return the enrolment and the test side of a condition, not sorted; folds share the two objects."""
+    def _sides_by_fold(self, condition: Condition) -> list[tuple[Utterances, Utterances]]:
+        """Return the enrolment and the test rows of each fold; conditions share the objects of a side."""
+        enrolment, test = self.data.sides(condition, self.enrolment)
+        if self.enrolment == "speaker" and enrolment is not test:  # means are not of unit length
+            enrolment = replace(enrolment, embeddings=divide_by_norm(enrolment.embeddings))
+        parts = (self.get_or_make(side, partial(self._split_by_fold, side)) for side in (enrolment, test))
+        return list(zip(*parts, strict=True))
 
-        def form() -> tuple[Utterances, Utterances]:
-            enrolment, test = self.data.sides(condition, self.enrolment)
-            if self.enrolment == "speaker" and enrolment is not test:  # means are not of unit length
-                enrolment = replace(enrolment, embeddings=divide_by_norm(enrolment.embeddings))
-            return enrolment, test
-
-        return self.get_or_make(("sides", condition.name), form)
-
-    def _sort_by_fold_and_renumber(self, side: Utterances) -> tuple[Utterances, list[int]]:
-        """Return the rows sorted by fold, speakers numbered by code; fold f is ``bounds[f]:bounds[f + 1]``."""
+    def _split_by_fold(self, side: Utterances) -> list[Utterances]:
+        """Return the rows of each fold, sorted by speaker, with speakers numbered by code."""
         number, codes = self.folds.sort_key_by_speaker[side.speaker_index], self.folds.num_codes
         rows = side.argsort_by(number)
         first_keys = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
-        bounds: list[int] = torch.searchsorted(number[rows].contiguous(), first_keys).tolist()
-        return replace(side, speaker_index=number % codes).take(rows), bounds
+        bounds = torch.searchsorted(number[rows].contiguous(), first_keys).tolist()
+        ordered = replace(side, speaker_index=number % codes).take(rows)
+        return [ordered.take(slice(*ends)) for ends in pairwise(bounds)]
 
-    def _rows_of_fold(self, side: Utterances, fold: int, is_subsample: bool) -> Utterances:
-        """Return the rows of one fold, or with ``is_subsample`` at most a few rows of a few speakers.
-
-        They are cached, so that all conditions share one object.
-        """
-
-        def take() -> Utterances:
-            ordered, bounds = self.get_or_make(side, lambda: self._sort_by_fold_and_renumber(side))
-            rows = ordered.take(slice(*bounds[fold : fold + 2]))
-            if not is_subsample or len(rows) <= _SAMPLED_ROWS:
-                return rows
-            codes = self.folds.code[self.folds.of_speaker == fold].unique()
-            per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
-            codes = take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker))
-            return subsample_and_renumber(rows, codes, per_speaker)
-
-        return self.get_or_make((side, fold, is_subsample), take)
+    def _subsample(self, fold: int, side: Utterances) -> Utterances:
+        """Return at most a few rows of a few speakers of a fold."""
+        if len(side) <= _SAMPLED_ROWS:
+            return side
+        codes = self.folds.code[self.folds.of_speaker == fold].unique()
+        per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
+        codes = take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker))
+        return subsample_and_renumber(side, codes, per_speaker)
 
 
 def mark_disjoint_halves(enrolment: Utterances, test: Utterances) -> tuple[Tensor, Tensor]:
@@ -345,8 +329,8 @@ def mark_disjoint_halves(enrolment: Utterances, test: Utterances) -> tuple[Tenso
     return is_second[: len(enrolment)], is_second[len(enrolment) :]
 
 
-def _fit_user_attack_copy(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
-    """Return a copy of an attack fitted on the pairs, or on as many of them as it asks for."""
+def _fit_user_attack(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> FittedAttack:
+    """Return a copy of a user's attack fitted on the pairs, or on as many of them as it asks for."""
     columns = [pairs.original.to(dtype), pairs.protected.to(dtype), pairs.speaker_index]
     if (max_rows := getattr(attack, "most_rows", None)) is not None:
         some = take_evenly(row_sort_keys(pairs.protected).argsort(stable=True), max_rows)
@@ -354,10 +338,10 @@ def _fit_user_attack_copy(attack: Any, pairs: TrainingPairs, dtype: torch.dtype)
     fitted = copy.deepcopy(attack)
     with torch.enable_grad():  # an attacker may learn by descent
         fitted.fit(*columns)
-    return fitted
-
-
-def _map_by_user_attack(attack: Any, name: SideName, rows: Tensor) -> Tensor:
-    """Return the rows of one side after a user's attack."""
-    mapped: Tensor = attack.attack(rows, None)[0] if name == "original" else attack.attack(None, rows)[1]
-    return mapped.detach()
+    maps = Solution((), ())
+    if hasattr(fitted, "attack"):
+        maps = Solution(
+            (lambda rows: fitted.attack(rows, None)[0].detach(),),
+            (lambda rows: fitted.attack(None, rows)[1].detach(),),
+        )
+    return FittedAttack(fitted, {None: maps})

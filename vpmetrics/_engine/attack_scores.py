@@ -49,8 +49,13 @@ class ScoredPairs(NamedTuple):
     columns: Tensor  # (B,)
 
 
-def score_blocks(comparison: Comparison, fitted: FittedAttack, num_speakers: int) -> Iterator[ScoredPairs]:
-    """Yield all pairs of a comparison after an attack, in blocks; speaker codes are below ``num_speakers``."""
+def score_blocks(
+    comparison: Comparison, fitted: FittedAttack, num_speakers: int, mean_and_deviation: Tensor
+) -> Iterator[ScoredPairs]:
+    """Yield all pairs of a comparison after an attack, in blocks, with scores in [-1, 1].
+
+    Speaker codes are below ``num_speakers``. Scores other than cosines are squashed by ``mean_and_deviation`` ``(2,)``.
+    """
     a, b = comparison.map_and_enrol(fitted.attack, fitted.map_side)
     has_score = hasattr(fitted.attack, "score")
     if not has_score:
@@ -59,11 +64,13 @@ def score_blocks(comparison: Comparison, fitted: FittedAttack, num_speakers: int
         a, b = a.float(), b.float()
 
     def score(first: Tensor, second: Tensor) -> Tensor:
-        return widen(fitted.attack.score(first, second).detach()) if has_score else first @ second.mT
+        if has_score:
+            return squash_scores(widen(fitted.attack.score(first, second).detach()), mean_and_deviation)
+        return first @ second.mT
 
     scorer = Scorer(lambda rows: rows, score, lambda *rows: rows[-1], is_builtin=not has_score)
     enrolment = replace(comparison.enrolment, embeddings=a)
-    test = enrolment if comparison.is_same_rows else replace(comparison.test, embeddings=b)
+    test = enrolment if comparison.enrolment is comparison.test else replace(comparison.test, embeddings=b)
     pairs = PairBlocks(enrolment, test, num_speakers, scorer, comparison.condition)
     for block in pairs:
         rows = pairs.enrolment.speaker_index[block.rows]
@@ -84,21 +91,24 @@ def assign_bins(scores: Tensor, bins: int) -> Tensor:
     return scores.nan_to_num().add_(1).mul_(bins / 2).clamp_(0, bins - 1).to(torch.int32)
 
 
-def measure_mean_and_deviation(scores: Tensor, kinds: Tensor) -> Tensor:
-    """Return mean and standard deviation ``(C, 2)`` of the scores ``(C, P)`` of trials; infinite if it is rounding."""
-    weight = (kinds != NO_TRIAL).to(scores)
-    mean = (scores * weight).sum(1) / weight.sum()
-    deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
-    return torch.stack([mean, torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)], dim=1)
+def count_by_setting_and_kind(scores: Tensor, kinds: Tensor, has_cosines: bool) -> tuple[Tensor, Tensor]:
+    """Return counts ``(C, 3, B)`` by setting, kind and bin, from scores ``(C, P)`` and kinds ``(P,)``.
 
-
-def count_by_setting_and_kind(scores: Tensor, kinds: Tensor) -> Tensor:
-    """Return counts ``(C, 3, B)`` by setting, kind and bin from scores ``(C, P)`` in [-1, 1] and kinds ``(P,)``."""
+    Scores other than cosines are squashed by their mean and standard deviation, ``(C, 2)``, which are also returned.
+    """
+    scales = scores.new_zeros(len(scores), 2)
+    if not has_cosines:
+        weight = (kinds != NO_TRIAL).to(scores)
+        mean = (scores * weight).sum(1) / weight.sum()
+        deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
+        # Rounding is no deviation.
+        scales = torch.stack([mean, torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)], dim=1)
+        scores = squash_scores(scores, scales)
     slots = assign_bins(scores, COARSE) + kinds * COARSE
     slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
     counts = torch.zeros(4 * COARSE * len(scores), dtype=torch.int32, device=slots.device)
     add_counts(counts, slots)
-    return counts.view(len(scores), 4, COARSE)[:, :NO_TRIAL]
+    return counts.view(len(scores), 4, COARSE)[:, :NO_TRIAL], scales
 
 
 def choose_settings(counts: Tensor, sizes: Sequence[int]) -> list[list[int]]:
@@ -116,14 +126,15 @@ def choose_settings(counts: Tensor, sizes: Sequence[int]) -> list[list[int]]:
     return [[choose_most_regularised(column) for column in table.T] for table in by_others.split(list(sizes))]
 
 
-def leave_one_fold_out_disclosure(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return D_ECE of every attack on all folds but one, ``(2 V, K)``, and on all folds, ``(2 V,)``.
-
-    Each attack is followed by the same attack with negated scores.
+def choose_attacks(targets: Tensor, nontargets: Tensor) -> tuple[tuple[AttackAndSign, ...], Tensor]:
+    """Choose an attack and a sign for every fold: the first that nearly reach the largest D_ECE on all other folds.
 
     Args:
         targets: Counts ``(V, K, B)`` of targets by attack, fold and bin.
         nontargets: The same of non-targets.
+
+    Returns:
+        The choices, and D_ECE on all folds of every attack in its better direction ``(V,)``.
     """
     # Coarser cells of each attack's score axis, with about equally many trials.
     shares = [counts.sum(1) / counts.sum((1, 2))[:, None].clamp(min=1) for counts in (targets, nontargets)]
@@ -132,35 +143,24 @@ def leave_one_fold_out_disclosure(targets: Tensor, nontargets: Tensor) -> tuple[
     for counts in (targets, nontargets):
         empty = counts.new_zeros(*counts.shape[:2], _CELLS)
         condensed = empty.scatter_add(-1, cell.expand_as(counts), counts)
+        # Each attack is followed by the same attack with negated scores.
         both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, K, B)
         every = both.sum(1, keepdim=True)
         parts.append(torch.cat([every - both, every], dim=1))
     disclosure = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)
-    return disclosure[:, :-1], disclosure[:, -1]
-
-
-def choose_attacks(disclosure: Tensor) -> tuple[AttackAndSign, ...]:
-    """Choose for every fold the first attack and sign that nearly reach the largest ``disclosure`` ``(2 V, K)``.
-
-    Disclosure is that on the other folds.
-    """
     # An attack that happens to disclose more than on average in the other folds discloses less in this one, so the
     # largest is a biased choice.
-    is_strong = disclosure >= _STRONG * disclosure.amax(0) - _NOISE
+    by_others = disclosure[:, :-1]
+    is_strong = by_others >= _STRONG * by_others.amax(0) - _NOISE
     numbers = is_strong.to(torch.uint8).argmax(0).tolist()
-    return tuple(AttackAndSign(number // 2, number % 2 == 1) for number in numbers)
+    choices = tuple(AttackAndSign(number // 2, number % 2 == 1) for number in numbers)
+    return choices, disclosure[:, -1].view(-1, 2).amax(1)
 
 
 def split_by_class(counts: Tensor, has_chance_targets: bool = False) -> tuple[Tensor, Tensor]:
     """Return targets and non-targets ``(..., B)``; chance targets are pairs of a speaker and the next."""
     other_speakers, next_, same_speaker = widen(counts).unbind(-2)
     return (next_, other_speakers) if has_chance_targets else (same_speaker, other_speakers + next_)
-
-
-def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) -> Steps:
-    """Return the trials of all folds, from counts ``(K, B)``, as steps of ascending or of negated scores."""
-    sums = (counts.sum(0).flip(0) if is_negated else counts.sum(0) for counts in (targets, nontargets))
-    return Steps(targets.new_empty(0), *sums)
 
 
 def pool_folds_by_llr(
@@ -175,7 +175,10 @@ def pool_folds_by_llr(
     Returns:
         Steps in ascending order of the ratios; and for every fold the step index of every bin ``(B,)``.
     """
-    taken = {choice: pool_folds(*counts[choice.attack], choice.is_negated) for choice in sorted(set(choices))}
+    taken = {}
+    for choice in sorted(set(choices)):
+        sums = (part.sum(0).flip(0) if choice.is_negated else part.sum(0) for part in counts[choice.attack])
+        taken[choice] = Steps(counts[choice.attack][0].new_empty(0), *sums)
     # One ratio per block of PAV: far fewer than bins.
     ratios = [steps.blocks.llr for steps in taken.values()]
     values, place = torch.cat(ratios).unique(return_inverse=True)
@@ -183,8 +186,8 @@ def pool_folds_by_llr(
         choice: each[steps.block_of_step].flip(0) if choice.is_negated else each[steps.block_of_step]
         for (choice, steps), each in zip(taken.items(), place.split([len(each) for each in ratios]), strict=True)
     }
-    sums = [values.new_zeros(len(values)) for _ in range(2)]
+    totals = [values.new_zeros(len(values)) for _ in range(2)]
     for fold, choice in enumerate(choices):
-        for total, part in zip(sums, counts[choice.attack], strict=True):
+        for total, part in zip(totals, counts[choice.attack], strict=True):
             total.index_add_(0, step_of_bin[choice], part[fold])
-    return Steps(values.new_empty(0), *sums), [step_of_bin[choice] for choice in choices]
+    return Steps(values.new_empty(0), *totals), [step_of_bin[choice] for choice in choices]

@@ -14,7 +14,7 @@ one speaker. As many pairs of as many speakers overfit as much.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -41,13 +41,9 @@ from vpmetrics._engine.attack_scores import (
     choose_attacks,
     choose_settings,
     count_by_setting_and_kind,
-    leave_one_fold_out_disclosure,
-    measure_mean_and_deviation,
-    pool_folds,
     pool_folds_by_llr,
     score_blocks,
     split_by_class,
-    squash_scores,
 )
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.measures import eer_of_steps, expected_disclosure
@@ -120,14 +116,6 @@ class _AttackWithSettings(NamedTuple):
     scales: Tensor
 
 
-class _StepsAndReplicates(NamedTuple):
-    """All trials after an attack, ``steps``; ``replicates`` of all speakers and without each group, ``(1 + G, S)``."""
-
-    number: int
-    steps: Steps
-    replicates: Steps | None = None
-
-
 class CrossFittedAttacks:
     """Attacks on some utterances, fitted on the speakers of other folds and, if given, on moments of observed speech.
 
@@ -161,7 +149,6 @@ class CrossFittedAttacks:
         # Choices are made with every other fold where there are many.
         self._sampled_folds = range(0, self.folds.num_folds, 1 if self.folds.num_folds <= _MOST_SAMPLED_FOLDS else 2)
         self._attacks: dict[str, list[_AttackWithSettings]] = {}
-        self._counts: dict[tuple[str, int], Tensor] = {}
 
     def strongest(
         self,
@@ -237,7 +224,7 @@ class CrossFittedAttacks:
         self, fold: int, tried: Sequence[tuple[UnfittedAttack, Sequence[Condition]]]
     ) -> tuple[Tensor, Tensor]:
         """Return counts ``(C, 3, B)`` and scales ``(C, 2)`` of some rows of a fold after every attack and setting."""
-        counts, scales = [], []
+        parts = []
         for unfitted, conditions in tried:
             attack = unfitted.attack
             settings = range(len(self.attack_folds.list_settings(unfitted)) if conditions else 0)
@@ -249,13 +236,10 @@ class CrossFittedAttacks:
                     sides = (rows.map_and_enrol(attack, each) for each in maps)
                     scores = torch.stack([score_mapped_rows(attack, *each).detach() for each in sides])
                     scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
-                scores, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
-                has_score = hasattr(attack, "score")
-                scale = measure_mean_and_deviation(scores, kinds) if has_score else scores.new_zeros(len(scores), 2)
-                scales.append(scale)
-                squashed = squash_scores(scores, scale) if has_score else scores
-                counts.append(count_by_setting_and_kind(squashed, kinds))
-        return torch.cat(counts), torch.cat(scales)
+                scores, (kinds,) = (torch.cat(each, dim=1) for each in zip(*scored, strict=True))
+                parts.append(count_by_setting_and_kind(scores, kinds, has_cosines=not hasattr(attack, "score")))
+        counts, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+        return counts, scales
 
     def _evaluate_strongest(
         self,
@@ -267,59 +251,52 @@ class CrossFittedAttacks:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
         attacks = self._attacks[condition.name]
         sampled = torch.stack([each.counts for each in attacks])  # (V, K, 3, B)
-        (by_others, disclosure), (chance_by_others, _) = (
-            leave_one_fold_out_disclosure(*split_by_class(sampled, is_chance)) for is_chance in (False, True)
+        (choices, disclosure), (chance_choices, _) = (
+            choose_attacks(*split_by_class(sampled, is_chance)) for is_chance in (False, True)
         )
-        choices, chance_choices = choose_attacks(by_others), choose_attacks(chance_by_others)
         counts = self._count_pairs(condition, sorted({0, *(each.attack for each in (*choices, *chance_choices))}))
         chance_targets = {key: split_by_class(each, has_chance_targets=True) for key, each in counts.items()}
-        chance = [
-            pool_folds_by_llr(chance_targets, chance_choices)[0],
-            *(pool_folds(*chance_targets[0], each) for each in (False, True)),
-        ]
-        trials = []
+        plain_choices = ([AttackAndSign(0, is_negated)] * len(choices) for is_negated in (False, True))
+        chance = [pool_folds_by_llr(chance_targets, each)[0] for each in (chance_choices, *plain_choices)]
+        candidates = []
         if plain is not None:
             both_signs = zip(plain, (None, None) if plain_replicates is None else plain_replicates, strict=True)
-            trials = [_StepsAndReplicates(attacks[0].unfitted.number, *each) for each in both_signs]
-        if not trials or len(set(choices)) > 1 or choices[0].attack > 0:
+            candidates = [(attacks[0].unfitted.number, *_measure_steps(*each)) for each in both_signs]
+        if not candidates or len(set(choices)) > 1 or choices[0].attack > 0:
             by_class = {key: split_by_class(each) for key, each in counts.items()}
             steps, step_of_bin = pool_folds_by_llr(by_class, choices)
-            numbers = [attacks[choice.attack].unfitted.number for choice in choices]
-            trials.insert(0, _StepsAndReplicates(max(numbers, key=numbers.count), steps))
+            replicates = None
             if groups is not None:
                 replicates = self._count_replicates(condition, choices, steps, step_of_bin, groups)
-                trials[0] = trials[0]._replace(replicates=replicates)
-        values = {key: torch.stack([measure(each.steps) for each in trials]) for key, measure in _MEASURES.items()}
-        d_ece, eer = values.values()
+            taken = [attacks[choice.attack].unfitted.number for choice in choices]
+            candidates.insert(0, (max(taken, key=taken.count), *_measure_steps(steps, replicates)))
+        numbers, values, replicates_or_none = zip(*candidates, strict=True)
+        d_ece, eer = torch.stack(values, dim=1)
         best = d_ece.argmax()
         by_number = d_ece.new_full((len(self.descriptions),), torch.nan)
-        by_number[[each.unfitted.number for each in attacks]] = disclosure.view(-1, 2).amax(1)
+        by_number[[each.unfitted.number for each in attacks]] = disclosure
         return StrongestResult(
             d_ece[best],
             eer[best],
             torch.stack([expected_disclosure(steps) for steps in chance]).amax(),
-            torch.tensor([each.number for each in trials]).to(d_ece)[best],
+            torch.tensor(numbers).to(d_ece)[best],
             torch.full_like(d_ece[0], self.folds.fewest_training_speakers),
             by_number,
             choices,
-            None if groups is None else _strongest_in_each_replicate(trials, values),
+            _find_strongest_replicates([each for each in replicates_or_none if each is not None]),
         )
 
     def _count_pairs(self, condition: Condition, attacks: Sequence[int]) -> dict[int, Tensor]:
         """Return by attack the counts ``(K, 3, B)`` of all pairs within each fold, scored after that attack."""
         number, device = self.folds.num_folds, self.data.speakers.device
-        missing = [attack for attack in attacks if (condition.name, attack) not in self._counts]
-        counts = torch.zeros(len(missing), number, 4, FINE, dtype=torch.int32, device=device)
-        for fold in self.processes.share(range(number)) if missing else ():
-            for attack, counts_of_folds in zip(missing, counts, strict=True):
+        counts = torch.zeros(len(attacks), number, 4, FINE, dtype=torch.int32, device=device)
+        for fold in self.processes.share(range(number)):
+            for attack, counts_of_folds in zip(attacks, counts, strict=True):
                 for each in self._score_pairs(condition, self._attacks[condition.name][attack], fold):
                     slots = assign_bins(each.scores, FINE).add_(each.pair_kinds, alpha=FINE)
                     add_counts(counts_of_folds[fold].view(-1), slots)
-        (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
-        self._counts |= {
-            (condition.name, each): table[:, :NO_TRIAL] for each, table in zip(missing, counts, strict=True)
-        }
-        return {attack: self._counts[condition.name, attack] for attack in attacks}
+        (counts,) = self.processes.all_reduce(counts)
+        return dict(zip(attacks, counts[:, :, :NO_TRIAL], strict=True))
 
     def _fit_chosen_setting(self, fold: int, attack: _AttackWithSettings) -> FittedAttack:
         """Return an attack with the setting that a fold takes; it is kept for other conditions."""
@@ -328,11 +305,9 @@ class CrossFittedAttacks:
 
     def _score_pairs(self, condition: Condition, attack: _AttackWithSettings, fold: int) -> Iterator[ScoredPairs]:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
-        fitted, has_score = self._fit_chosen_setting(fold, attack), hasattr(attack.unfitted.attack, "score")
+        fitted = self._fit_chosen_setting(fold, attack)
         for comparison in self.attack_folds.form_comparisons(fold, condition, fitted.attack, is_subsample=False):
-            for each in score_blocks(comparison, fitted, self.folds.num_codes):
-                scores = squash_scores(each.scores, attack.scales[fold]) if has_score else each.scores
-                yield each._replace(scores=scores)
+            yield from score_blocks(comparison, fitted, self.folds.num_codes, attack.scales[fold])
 
     def _count_replicates(
         self,
@@ -367,21 +342,21 @@ class CrossFittedAttacks:
         return Steps(left_out.new_empty(0), steps.targets - left_out[1], steps.nontargets - left_out[0])
 
 
-def _strongest_in_each_replicate(
-    trials: Sequence[_StepsAndReplicates], values: Mapping[str, Tensor]
-) -> dict[str, Tensor] | None:
-    """Return the largest D_ECE in each replicate, and the EER of the same trials; None without counts.
+def _measure_steps(steps: Steps, replicates: Steps | None) -> tuple[Tensor, Tensor | None]:
+    """Return D_ECE and EER, ``(2,)``; and of all speakers and without each group, ``(2, 1 + G)``, where counted."""
+    values = torch.stack([measure(steps) for measure in _MEASURES.values()])
+    if replicates is None:
+        return values, None
+    # Replicates are counted in coarser bins than the value, so only their difference from the first row, of all
+    # speakers, is added to the value.
+    rows = torch.stack([measure(replicates) for measure in _MEASURES.values()])
+    return values, values[:, None] + rows - rows[:, :1]
 
-    Values are ``(1 + G,)`` by key: of all speakers, then without each group.
-    """
-    counted = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
-    if not counted:
+
+def _find_strongest_replicates(values: Sequence[Tensor]) -> dict[str, Tensor] | None:
+    """Return the largest D_ECE in each replicate ``(1 + G,)``, and the EER of the same trials; None without values."""
+    if not values:
         return None
-    replicates = {}
-    for key, measure in _MEASURES.items():
-        # Replicates are counted in coarser bins than the value, so only their difference from the first row, of all
-        # speakers, is added to the value.
-        rows = [(values[key][index], measure(steps)) for index, steps in counted]
-        replicates[key] = torch.stack([value + row - row[0] for value, row in rows])
-    best = replicates["d_ece_strongest"].argmax(0, keepdim=True)
-    return {key: each.gather(0, best)[0] for key, each in replicates.items()}
+    table = torch.stack(list(values), dim=1)  # (2, T, 1 + G)
+    strongest = table.gather(1, table[:1].argmax(1, keepdim=True).expand(2, -1, -1))[:, 0]
+    return dict(zip(_MEASURES, strongest, strict=True))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
@@ -20,6 +19,8 @@ T = TypeVar("T")
 
 UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"
 RowNormalisation = str  # one of these
+RowMap = Callable[[Tensor], Tensor]
+Chain = tuple[Tensor | RowMap, ...]  # maps in order: a matrix, a factor per dimension, a function
 _CONSTANT = 1e-6  # a dimension is constant if its standard deviation over its largest entry is below this
 _ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
 _UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, standardised rows are also tried
@@ -37,35 +38,25 @@ def divide_by_norm(rows: Tensor) -> Tensor:
     return normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
 
 
-@dataclass(frozen=True, eq=False)
-class Normalisation:
-    """Normalisation of one side, of rows at unit length: centred and scaled as fitted, and at unit length again."""
-
-    centre: Tensor | None = None
-    scale: Tensor | None = None
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return rows ``(N, D)`` of unit length normalised, in the wide dtype."""
-        rows = widen(rows)
-        if self.centre is None:
-            return rows
-        rows = rows - self.centre
-        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        rows = torch.where(length > _ROUNDING * torch.finfo(rows.dtype).eps, rows, 0)
-        return divide_by_norm(rows if self.scale is None else rows * self.scale)
+def centre_and_scale(centre: Tensor, scale: Tensor | None, rows: Tensor) -> Tensor:
+    """Return rows ``(N, D)`` of unit length centred and scaled, at unit length again, in the wide dtype."""
+    rows = widen(rows) - centre
+    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    rows = torch.where(length > _ROUNDING * torch.finfo(rows.dtype).eps, rows, 0)
+    return divide_by_norm(rows if scale is None else rows * scale)
 
 
-def fit_normalisation(rows: Tensor, view: RowNormalisation) -> Normalisation:
+def fit_normalisation(rows: Tensor, view: RowNormalisation) -> RowMap:
     """Return a normalisation fitted on rows of unit length."""
     if view == UNIT or len(rows) == 0:
-        return Normalisation()
-    centre = rows.mean(0)
-    if view == CENTRED:
-        return Normalisation(centre)
-    deviation = rows.std(0, correction=0)
-    # A dimension that is constant but for rounding has no scale.
-    has_scale = deviation > _CONSTANT * rows.abs().amax(0)
-    return Normalisation(centre, torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0))
+        return widen
+    centre, scale = rows.mean(0), None
+    if view == STANDARDISED:
+        deviation = rows.std(0, correction=0)
+        # A dimension that is constant but for rounding has no scale.
+        has_scale = deviation > _CONSTANT * rows.abs().amax(0)
+        scale = torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0)
+    return partial(centre_and_scale, centre, scale)
 
 
 def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
@@ -82,30 +73,10 @@ def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNorm
     return (CENTRED, STANDARDISED) if bool(spread.amin() < _UNEVEN) else (CENTRED,)
 
 
-@dataclass(frozen=True, eq=False)
-class MeanSubtraction:
-    """The map ``rows - mean``."""
-
-    mean: Tensor
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the rows mapped."""
-        return rows - self.mean.to(rows)
-
-
-@dataclass(frozen=True, eq=False)
-class Inverse:
-    """The map ``rows @ inv(factor).T`` for a lower triangular factor; solving is faster than a product."""
-
-    factor: Tensor
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the rows mapped."""
-        solved: Tensor = torch.linalg.solve_triangular(self.factor.to(rows), rows.mT, upper=False)
-        return solved.mT
-
-
-Chain = tuple["Tensor | Callable[[Tensor], Tensor]", ...]  # maps in order: a matrix, a factor per dimension, a function
+def solve_lower(factor: Tensor, rows: Tensor) -> Tensor:
+    """Return ``rows @ inv(factor).T`` for a lower triangular factor; solving is faster than a product."""
+    solved: Tensor = torch.linalg.solve_triangular(factor.to(rows), rows.mT, upper=False)
+    return solved.mT
 
 
 def apply_chain(rows: Tensor, chain: Chain) -> Tensor:
@@ -214,7 +185,7 @@ class PairStatistics(ValueCache):
             covariance, span = getattr(self, name), self.span("o" if name == "oo" else "p")
             added = ridge * covariance.diagonal().mean() + torch.finfo(covariance.dtype).tiny
             inside = apply_chain(apply_chain(covariance, span).T, span)
-            return (*span, Inverse(cholesky_plus_diagonal(inside, added)))
+            return (*span, partial(solve_lower, cholesky_plus_diagonal(inside, added)))
 
         return self.get_or_make((name, ridge), make_whitening)
 
@@ -263,7 +234,7 @@ class TrainingPairs(ValueCache):
         self.num_speakers = len(names)
         self.views = tuple(choose_views_by_spread(self.original, self.protected) if views is None else views)
 
-    def normalisation(self, side: SideName, view: RowNormalisation) -> Normalisation:
+    def normalisation(self, side: SideName, view: RowNormalisation) -> RowMap:
         """Return the normalisation of ``"original"`` or ``"protected"`` rows."""
         return self.get_or_make((side, view), lambda: fit_normalisation(getattr(self, side), view))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,8 +12,6 @@ from torch import Tensor
 from vpmetrics._engine.conditions import SideName
 from vpmetrics._engine.moments import (
     Chain,
-    MeanSubtraction,
-    Normalisation,
     PairStatistics,
     RowNormalisation,
     Solution,
@@ -20,7 +19,7 @@ from vpmetrics._engine.moments import (
     divide_by_norm,
     unit_rows,
 )
-from vpmetrics._engine.precision import at_least_float32
+from vpmetrics._engine.precision import at_least_float32, widen
 from vpmetrics._engine.utterances import row_sort_keys
 from vpmetrics._engine.validation import check_embeddings, check_finite_embeddings, check_floating, check_tensor
 
@@ -103,7 +102,7 @@ class Maps(NamedTuple):
         """Return the solution that applies these steps to the rows of each side, and then its mean and map."""
         sides = []
         for steps, mean, maps in ((original, self.mean_o, self.map_o), (protected, self.mean_p, self.map_p)):
-            shift = () if mean is None else (MeanSubtraction(mean),)
+            shift = () if mean is None else (partial(torch.sub, other=mean),)
             sides.append((*steps, *shift, *((maps,) if isinstance(maps, Tensor) else maps or ())))
         return Solution(*sides)
 
@@ -231,7 +230,7 @@ class LinearAttack(TunedAttack):
 
     def solve_moments(self, statistics: PairStatistics, setting: Any) -> Solution:
         """Return the maps that follow from observed moments of rows of unit length."""
-        return self.maps(statistics, setting).prepend_steps((Normalisation(),), (Normalisation(),))
+        return self.maps(statistics, setting).prepend_steps((widen,), (widen,))
 
 
 def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,12 +11,11 @@ from torch import Tensor
 from vpmetrics._engine.conditions import SideName
 from vpmetrics._engine.moments import (
     CENTRED,
-    Inverse,
-    MeanSubtraction,
     RowNormalisation,
     Solution,
     TrainingPairs,
     cholesky_plus_diagonal,
+    solve_lower,
 )
 from vpmetrics.attacks.base import PAIRS, TunedAttack
 
@@ -51,7 +51,7 @@ class KernelRidge(TunedAttack):
         mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
         weights = _fit_kernel_ridge(kernel(protected), setting, original - mean, kernel.variance)
         return Solution(
-            (pairs.normalisation("original", view), MeanSubtraction(mean)),
+            (pairs.normalisation("original", view), partial(torch.sub, other=mean)),
             (pairs.normalisation("protected", view), kernel, weights),
         )
 
@@ -80,7 +80,7 @@ class EvenKernelRidge(TunedAttack):
         weights = _fit_kernel_ridge(kernel.matrix, setting, protected - mean, kernel.variance)
         return Solution(
             (pairs.normalisation("original", view), kernel, weights),
-            (pairs.normalisation("protected", view), MeanSubtraction(mean)),
+            (pairs.normalisation("protected", view), partial(torch.sub, other=mean)),
         )
 
 
@@ -107,7 +107,7 @@ class OuterProducts(TunedAttack):
         root = cholesky_plus_diagonal(kernel_o.matrix, _JITTER * kernel_o.variance + _TINY)
         weights = _fit_kernel_ridge(kernel_p.matrix, setting, root, kernel_p.variance)
         return Solution(
-            (pairs.normalisation("original", view), kernel_o, Inverse(root)),
+            (pairs.normalisation("original", view), kernel_o, partial(solve_lower, root)),
             (pairs.normalisation("protected", view), kernel_p, weights),
         )
 

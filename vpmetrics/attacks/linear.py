@@ -11,14 +11,15 @@ from torch import Tensor
 
 from vpmetrics._engine.moments import (
     UNIT,
-    Inverse,
-    Normalisation,
     PairStatistics,
+    RowMap,
     RowNormalisation,
     Solution,
     TrainingPairs,
     apply_chain,
+    centre_and_scale,
     cholesky_plus_diagonal,
+    solve_lower,
     unit_rows,
 )
 from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
@@ -75,8 +76,8 @@ class Centred(Plain):
 
     def solve_moments(self, statistics: PairStatistics, setting: None) -> Solution:
         """Return the subtraction of observed means."""
-        norms = Normalisation(statistics.mean_o), Normalisation(statistics.mean_p)
-        return self.maps(statistics, setting).prepend_steps(norms[:1], norms[1:])
+        norms = [(partial(centre_and_scale, mean, None),) for mean in (statistics.mean_o, statistics.mean_p)]
+        return self.maps(statistics, setting).prepend_steps(*norms)
 
 
 class WithinClassWhitening(LinearAttack):
@@ -128,7 +129,7 @@ class PLDA(LinearAttack):
         """Return a root of the weights, of no more directions than speakers."""
         white = statistics.whiten("within_pp", setting)
         means = apply_chain(statistics.weighted_speaker_means, white)  # B is means.T @ means
-        chain = (*white, means.T, Inverse(cholesky_plus_diagonal(2 * means @ means.T, 1.0)))
+        chain = (*white, means.T, partial(solve_lower, cholesky_plus_diagonal(2 * means @ means.T, 1.0)))
         return Maps(statistics.mean_o, chain, statistics.mean_p, chain)
 
 
@@ -236,7 +237,7 @@ class CanonicalCorrelation(LinearAttack):
         ridge, damping = setting
         product = statistics.correlate(ridge)
         root = statistics.get_or_make(
-            ("root", setting), lambda: Inverse(cholesky_plus_diagonal(-product.T @ product, 1.0 + damping))
+            ("root", setting), lambda: partial(solve_lower, cholesky_plus_diagonal(-product.T @ product, 1.0 + damping))
         )
         chain_o, chain_p = (*statistics.whiten("oo", ridge), root), (*statistics.whiten("pp", ridge), product, root)
         return Maps(statistics.mean_o, chain_o, statistics.mean_p, chain_p)
@@ -278,6 +279,6 @@ class LikelihoodRatio(CanonicalCorrelation):
         return mapped @ protected.mT + bias_o[..., :, None] + bias_p[..., None, :]
 
 
-def _append_mapped_columns(mapping: Inverse, rows: Tensor) -> Tensor:
+def _append_mapped_columns(mapping: RowMap, rows: Tensor) -> Tensor:
     """Return each row ``(D,)`` followed by its map ``(D,)``, ``(N, 2 D)``."""
     return torch.cat([rows, mapping(rows)], dim=1)

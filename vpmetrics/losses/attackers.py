@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vpmetrics._engine.moments import Inverse, cholesky_plus_diagonal
+from vpmetrics._engine.moments import cholesky_plus_diagonal, solve_lower
 from vpmetrics._engine.precision import widen
 from vpmetrics.losses.embedding_loss import match_labels
 
@@ -105,9 +105,9 @@ def within_session_variance_share(session_deviations: Tensor, protected: Tensor,
     :math:`C`, but without a gradient of :math:`C` a smaller variance everywhere would lower the loss. So a batch enters
     as the derivative :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`: stretching a direction changes nothing.
     """
-    whiten = _fit_whitening(past.second, _SESSION_RIDGE)
-    within, rows = (whiten(side) for side in (session_deviations, widen(protected) - past.second_mean))
-    total = (rows @ whiten(whiten(past.first).T) * rows).mean()
+    root = _factorise_with_ridge(past.second, _SESSION_RIDGE)
+    within, rows = (solve_lower(root, side) for side in (session_deviations, widen(protected) - past.second_mean))
+    total = (rows @ solve_lower(root, solve_lower(root, past.first).T) * rows).mean()
     share = within.square().mean() - (total - total.detach())
     return torch.where(past.num_pairs >= _MIN_BATCHES * len(protected), share, 0)
 
@@ -131,15 +131,16 @@ def _whiten_and_predict_original(
     fitted: Covariances, original: Tensor, protected: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
     """Return original rows whitened, and predicted from protected rows by ridge regression, ``(B, D)`` each."""
-    whiten = _fit_whitening(fitted.first, _ORIGINAL_RIDGE)
-    weights = torch.cholesky_solve(whiten(fitted.cross), _fit_whitening(fitted.second, ridge).factor)
+    root = _factorise_with_ridge(fitted.first, _ORIGINAL_RIDGE)
+    cross = solve_lower(root, fitted.cross)
+    weights = torch.cholesky_solve(cross, _factorise_with_ridge(fitted.second, ridge))
     predicted = (protected - fitted.second_mean.to(protected)) @ weights.to(protected)
-    return whiten(original - fitted.first_mean.to(original)), predicted
+    return solve_lower(root, original - fitted.first_mean.to(original)), predicted
 
 
-def _fit_whitening(covariance: Tensor, ridge: float) -> Inverse:
-    """Return the map that whitens unit rows of a covariance, with a ridge."""
+def _factorise_with_ridge(covariance: Tensor, ridge: float) -> Tensor:
+    """Return the lower Cholesky factor of a covariance of unit rows, with a ridge."""
     eps = torch.finfo(covariance.dtype).eps
     # The second term is rounding, for constant rows.
     added = max(ridge, math.sqrt(eps)) * covariance.diagonal().mean().clamp(min=0) + 4 * eps
-    return Inverse(cholesky_plus_diagonal(covariance, added))
+    return cholesky_plus_diagonal(covariance, added)
