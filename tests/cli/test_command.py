@@ -1,14 +1,15 @@
-"""The command itself: its options, and how it ends."""
+"""The command itself: its options, how it ends, and hostile names."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from cli.cases import run, write_embeddings
+from cli.cases import run, systems_of, write_embeddings
 
-from vpmetrics.cli import main
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 @pytest.mark.parametrize(
@@ -16,26 +17,18 @@ from vpmetrics.cli import main
     [
         ("evaluate", "Expected embeddings or score files, but got neither"),
         ("evaluate missing.npz", "missing.npz: cannot be read (No such file"),
-        ("evaluate missing missing", "missing: cannot be read (No such file"),
         ("evaluate --original missing.npy --protected p.npy", "missing.npy: no such file for --original"),
         ("evaluate LONG", "error: File name too long"),
-        ("evaluate --original LONG --protected p.npz", "error: File name too long"),
         ("evaluate /dev/null", "/dev/null: expected lines `enrol trial score"),
         ("evaluate e.npz --strict", "Expected no --strict with embeddings"),
         ("evaluate e.npz --plda-fit x", "Expected --scoring plda and --plda-fit FILE together"),
-        ("evaluate e.npz --scoring plda", "Expected --scoring plda and --plda-fit FILE together"),
         ("evaluate e.npz --weights x", "x: cannot be read"),
-        ("evaluate --op scores --scoring dot", "Expected no --scoring with score files: it would do nothing"),
         ("evaluate --op scores --similarity sigmoid", "Expected --utt2spk with --similarity"),
-        *(
-            (f"evaluate --op scores {option}", f"Expected no {option.split()[0]} with score files")
-            for option in ("--utterances x", "--partial", "--groups x", "--no-attacks", "--population 20")
-        ),
+        ("evaluate --op scores --no-attacks", "Expected no --no-attacks with score files: it would do nothing"),
         ("evaluate scores --utt2spk utt2spk --intervals 0", "Expected --oo, --op or --pp with --utt2spk"),
         ("evaluate scores --utt2spk utt2spk --similarity sigmoid", "Expected --oo, --op or --pp with --similarity"),
         ("compare A=x.npz A=y.npz", "Expected every system to have a name of its own"),
         ("compare A= B=x.npz", "error: Expected NAME=FILE, but got 'A='"),
-        ("compare =x.npz", "error: Expected NAME=FILE, but got '=x.npz'"),
         ("compare original=e.npz B=e.npz", "original is what tables call unprotected speech"),
         ("compare e.npz --no-attacks --utility WER=x", "Expected a number in --utility 'WER=x', but got 'x'"),
         ("compare e.npz --no-attacks --utility nowhere.csv", "nowhere.csv: cannot be read as NAME=VALUE or CSV"),
@@ -43,18 +36,14 @@ from vpmetrics.cli import main
         ("compare e.npz --no-attacks --utility wrong.csv", "wrong.csv: expected one of e, but got 'f'"),
         ("demo --epochs 0", "Expected --epochs to be 1 at least"),
         ("demo --seed -1", "Expected --seed to be from 0 to 2^63 - 1"),
-        (f"demo --seed {2**70}", "Expected --seed to be from 0 to 2^63 - 1"),
         # Where to write is checked before anything is read.
         ("evaluate missing.npz --out e.npz", "e.npz: expected a folder"),
         ("evaluate missing.npz --out e.npz/below", "e.npz/below: cannot be written"),
         ("evaluate missing.npz --json .", "expected a file, but got a folder"),
         ("evaluate missing.npz --out new --json new/report.html", "new/report.html: is written by --out as well"),
         ("evaluate e.npz --json e.npz", "e.npz: holds no results of vpmetrics and would be lost"),
-        ("demo --out e.npz", "expected a folder"),
-        ("demo --out e.npz/below", "cannot be written"),
         ("embed missing --out e.npz", "exists already"),
         ("embed missing --out new.npy", "expected a name that ends in .npz"),
-        ("embed missing --out e.npz/new.npz", "cannot be written"),
     ],
 )
 def test_invalid_usage_prints_one_line_and_exits_with_2(tmp_path, monkeypatch, capsys, arguments, message):
@@ -79,23 +68,14 @@ def test_invalid_usage_prints_one_line_and_exits_with_2(tmp_path, monkeypatch, c
         ("--score-columns", ("enrol,enrol,score", "enrol,test,score", "score,,label"),
          "expected each of enrol, trial, score, label once, or _"),
         ("--out", ("",), "expected a name, but got an empty one"),
+        ("FILE", ("",), "expected a name, but got an empty one"),
     ],
 )  # fmt: skip
 def test_a_value_that_an_option_does_not_take_ends_with_status_2(capsys, option, values, message):
     for value in values:
-        with pytest.raises(SystemExit) as ended:
-            run("evaluate", "e.npz", f"{option}={value}")
-        assert ended.value.code == 2
+        with pytest.raises(SystemExit, match="2"):
+            run("evaluate", "e.npz", *([f"{option}={value}"] if option.startswith("--") else [value]))
         assert f"{option}: {message}" in capsys.readouterr().err, value
-
-
-@pytest.mark.parametrize("arguments", [["evaluate", ""], ["demo", "--out", ""]])
-def test_empty_names_raise(tmp_path, monkeypatch, capsys, arguments):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        run(*arguments)
-    assert "expected a name, but got an empty one" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 BREAKS = """
@@ -118,22 +98,61 @@ sys.exit(main(["evaluate", "missing.npz"]))
 
 
 def test_an_interrupt_while_libraries_are_imported_is_quiet():
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", BREAKS], capture_output=True, check=False, env=environment)
+    done = subprocess.run([sys.executable, "-c", BREAKS], capture_output=True, check=False, env=ENVIRONMENT)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_without_a_command_there_is_help(capsys):
-    run(expect=2)
-    assert "evaluate" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", [[], ["evaluate"], ["compare"], ["demo"]])
+@pytest.mark.parametrize("command", [None, "evaluate", "compare", "embed", "demo"])
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as stop:
-        main([*command, "--help"])
-    assert stop.value.code == 0
+    if command is None:
+        run(expect=2)
+    else:
+        with pytest.raises(SystemExit, match="0"):
+            run(command, "--help")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 5
     assert max(map(len, lines)) <= 80
+
+
+def test_the_command_runs_as_a_process_on_a_terminal_without_unicode(tmp_path):
+    write_embeddings(tmp_path / "e.npz")
+    command = [sys.executable, "-m", "vpmetrics", "evaluate", "e.npz", "--no-attacks", "--intervals", "0"]
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"DeID" in done.stdout
+    assert b"Traceback" not in done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_files_are_written_when_stdout_is_closed(tmp_path):
+    write_embeddings(tmp_path / "e.npz")
+    script = f"{sys.executable} -m vpmetrics evaluate e.npz --no-attacks --json r.json | true; echo ${{PIPESTATUS[0]}}"
+    command = ["bash", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=ENVIRONMENT)
+    assert (done.stdout.strip(), done.stderr) == ("141", "")
+    assert systems_of(tmp_path / "r.json")
+
+
+def test_mathematics_and_escape_sequences_in_names_are_escaped(tmp_path, capsys):
+    data = dict(np.load(write_embeddings(tmp_path / "e.npz")))
+    names = np.array([f"$\\foo{number}$ \x1b[31m" for number in data["speakers"]])
+    np.savez(tmp_path / "e.npz", **{**data, "speakers": names})
+    options = ["--title", "$\\foo$ \x1b[31mred", "--no-attacks", "--out", tmp_path / "out", "--figures", "svg"]
+    run("compare", f"_hidden={tmp_path / 'e.npz'}", f"$\\foo$\x1b[31m={tmp_path / 'e.npz'}", *options)
+    assert "\x1b" not in (said := capsys.readouterr().out)
+    assert "_hidden" in said  # which Matplotlib would hide
+    assert "_hidden" in (tmp_path / "out/deid_gvd.svg").read_text(encoding="utf-8")
+    for path in (tmp_path / "out").glob("*.[hmts]*"):
+        assert "\x1b" not in path.read_text(encoding="utf-8"), path
+    run("evaluate", "x\x1b[31m.npz", expect=2)
+    assert "x\\x1b[31m.npz: cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_undecodable_file_name_is_escaped(tmp_path):
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.npz")
+    os.link(write_embeddings(tmp_path / "e.npz"), name)
+    run("evaluate", name, "--no-attacks", "--intervals", "0", "--out", tmp_path / "out")
+    assert systems_of(tmp_path / "out/results.json")[0]["name"] == "b\\udcff.npz"

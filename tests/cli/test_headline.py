@@ -12,7 +12,6 @@ from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics._engine.verdict import Check, make_headline
 from vpmetrics.cli.comparison import (
     collect_checks,
-    compare_pairs_by_disclosure,
     table_of_changes,
     table_of_systems,
     verdict_of_systems,
@@ -65,12 +64,9 @@ def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level)
     one = system("x", distance)
     assert verdict_of(one).level == level
     assert ("turn the sign" in text_of(one)) == (distance < 0)
-
-
-def test_output_states_that_no_attack_was_tried():
-    assert "No attack was tried" in text_of(system("x", 0.0))
-    assert "No attack was tried" in " ".join(verdict_of_systems([system("x", 0.0), system("y", 1.0)]).sentences)
-    assert "no attack tried" in "\n".join(summary_lines(system("x", 0.0)))
+    assert "No attack was tried" in text_of(one)
+    assert "No attack was tried" in " ".join(verdict_of_systems([one, system("y", 1.0)]).sentences)
+    assert "no attack tried" in "\n".join(summary_lines(one))
 
 
 def test_verdict_names_the_strongest_attack_and_its_data():
@@ -131,42 +127,32 @@ def test_verdict_names_the_worst_protected_speaker(bits, level):
     assert "worst speaker" in "\n".join(summary_lines(one))
 
 
-def test_undefined_numbers_give_no_verdict():
-    nothing = system("x", 1.0, **{f"op_{key}": math.nan for key in ("d_ece", "d_ece_reversed")})
-    assert verdict_of(nothing).level == verdict_of_systems([nothing]).level == "unknown"
-    assert summary_lines(nothing)[0] == "No verdict"
-
-
 def test_systems_are_ranked_by_what_they_disclose():
     weak, strong = system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)
     unknown = system("?", 0.0, op_d_ece=math.nan, op_d_ece_reversed=math.nan)
     assert [one.name for one in sort_by_dataset_and_disclosure([unknown, weak, strong])] == ["strong", "weak", "?"]
-    headline = verdict_of_systems([weak, strong])
-    assert headline.title == "strong discloses least."
-    assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in headline.sentences
+    verdict = verdict_of_systems([weak, strong])
+    assert verdict.title == "strong discloses least."
+    assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in verdict.sentences
+    assert verdict_of(unknown).level == verdict_of_systems([unknown]).level == "unknown"
+    assert summary_lines(unknown)[0] == "No verdict"
 
 
 def test_systems_are_ranked_only_within_a_dataset():
-    one, other = (
-        [
-            replace(system(f"{name} {dataset}", distance), dataset=dataset)
-            for dataset, distance in (("dev", dev), ("test", test))
-        ]
-        for name, dev, test in (("a", 0.1, 2.0), ("b", 1.0, 1.0))
-    )
+    distances = {"a dev": 0.1, "a test": 2.0, "b dev": 1.0, "b test": 1.0}
+    ones = [replace(system(name, distance), dataset=name[2:]) for name, distance in distances.items()]
     part = replace(system("b test, x-vectors", 0.0), dataset="test", part_of="b test")
     copy = replace(part, name="b test, ECAPA")
-    verdict = verdict_of_systems([*one, *other, part, copy])
+    verdict = verdict_of_systems([*ones, part, copy])
     assert verdict.title == "b test discloses least."
     assert "On dev: a dev discloses least." in verdict.sentences
-    assert [check.message for check in collect_checks([replace(part, part_of=""), replace(copy, part_of="")])] == [
-        "b test, ECAPA and b test, x-vectors have identical scores."
-    ]
-    lines = comparison_lines([part, *one, *other])[1:]
+    (check,) = collect_checks([replace(part, part_of=""), replace(copy, part_of="")])
+    assert check.message == "b test, ECAPA and b test, x-vectors have identical scores."
+    assert collect_checks([*ones, part, copy]) == []
+    lines = comparison_lines([part, *ones])[1:]
     assert [line.split("  0.")[0].rstrip() for line in lines] == ["a dev", "b dev", "b test", "  x-vectors", "a test"]
-    assert collect_checks([*one, *other, part, copy]) == []
-    rows = {str(row[0]): row[1].tone for row in table_of_systems([*one, *other, part], "t").rows}
-    assert rows == {"a dev": "best", "b dev": "", "a test": "", "b test": "best", "b test, x-vectors": ""}
+    tones = {str(row[0]): row[1].tone for row in table_of_systems([*ones, part], "t").rows}
+    assert {name for name, tone in tones.items() if tone == "best"} == {"a dev", "b test"}
 
 
 LONG = "an_attack_whose_name_goes_on_and_on_without_end_and_without_a_single_space"
@@ -192,29 +178,21 @@ def test_equal_check_messages_of_systems_are_merged():
     assert named == [other._replace(name="encoder, c"), same._replace(name="encoder, a, b")]
 
 
-def changes(before, after):
-    return {row[0].text: row[3] for row in table_of_changes(before, after).rows}
-
-
 def test_changes_follow_the_privacy_direction_of_each_measure():
     before = system("a", 2.0, deid=0.3, gvd=-1.0, disclosure=0.5)
     after = system("b", 1.0, deid=0.3, gvd=-5.0, disclosure=0.6)
-    rows = changes(before, after)
-    assert (rows["OP D_ECE ↓ [bit]"].text, rows["OP D_ECE ↓ [bit]"].tone) == ("▼ better", "better")
-    assert (rows["OP EER ↑ [%]"].text, rows["OP EER ↑ [%]"].tone) == ("▲ better", "better")
-    assert rows["disclosure ↓ [bit]"].text == "▲ worse"
-    assert (rows["DeID ↑ [%]"].text, rows["DeID ↑ [%]"].tone) == ("same", "")
-    assert (rows["G_VD [dB]"].text, rows["G_VD [dB]"].tone) == ("▼ less distinct", "")
+    changes = {row[0].text: row[3] for row in table_of_changes(before, after).rows}
+    assert {name: (cell.text, cell.tone) for name, cell in changes.items()}.items() >= {
+        "OP D_ECE ↓ [bit]": ("▼ better", "better"),
+        "OP EER ↑ [%]": ("▲ better", "better"),
+        "disclosure ↓ [bit]": ("▲ worse", "worse"),
+        "DeID ↑ [%]": ("same", ""),
+        "G_VD [dB]": ("▼ less distinct", ""),
+    }.items()
 
 
 @pytest.mark.parametrize(("value", "says"), [(0.52, "within error"), (0.70, "▲ worse")])
 def test_a_change_within_the_error_of_both_is_neither_better_nor_worse(value, says):
     before = system("a", 2.0, disclosure=0.50, disclosure_low=0.45, disclosure_high=0.55)
     after = system("b", 2.0, disclosure=value, disclosure_low=value - 0.03, disclosure_high=value + 0.03)
-    assert changes(before, after)["disclosure ↓ [bit]"].text == says
-
-
-def test_systems_without_paired_speakers_give_no_differences():
-    first, second = system("a", 1.0), system("b", 1.0)
-    assert compare_pairs_by_disclosure([first, second], 0.95) == []
-    assert compare_pairs_by_disclosure([first, second], None) == []
+    assert table_of_changes(before, after).rows[0][3].text == says
