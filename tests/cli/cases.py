@@ -64,9 +64,8 @@ def write_npz(folder, voices):
 
 
 def write_named_npz(folder, voices):
-    np.savez(
-        folder / "all.npz", a=voices.original, b=voices.protected["B2"], original=voices.original[:3], c=voices.names
-    )
+    sides = {"a": voices.original, "b": voices.protected["B2"], "original": voices.original[:3]}
+    np.savez(folder / "all.npz", c=voices.names, **sides)
     return [folder / "all.npz", "--original", "a", "--protected", "b", "--speakers", "c"]
 
 
@@ -111,10 +110,9 @@ def trials_of(voices, condition, system="B2"):
 
 
 def write_scores(path, voices, trials, fourth=False):
-    labels = [label_of(voices, i, j) for i, j, _ in trials]
     lines = [
-        f"{voices.utterances[i]} {voices.utterances[j]} {score!r}{' ' + label if fourth else ''}\n"
-        for (i, j, score), label in zip(trials, labels, strict=True)
+        f"{voices.utterances[i]} {voices.utterances[j]} {score!r} {label_of(voices, i, j) if fourth else ''}\n"
+        for i, j, score in trials
     ]
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
         file.write("".join(lines))
@@ -127,8 +125,8 @@ def label_of(voices, i, j):
 
 def write_key(path, voices):
     """A key of all pairs in an order of its own, so larger than any one set of scores."""
-    pairs = [(i, j) for j in range(60) for i in range(60)]
-    lines = [f"{voices.utterances[i]}\t{voices.utterances[j]}\t{label_of(voices, i, j)}\n" for i, j in pairs]
+    names = voices.utterances
+    lines = (f"{names[i]}\t{names[j]}\t{label_of(voices, i, j)}\n" for j in range(60) for i in range(60))
     path.write_text("".join(lines))
     return path
 
@@ -136,9 +134,8 @@ def write_key(path, voices):
 def write_conditions(folder, voices):
     """Options for a key, and for score files of all conditions."""
     options = ["--key", write_key(folder / "key", voices)]
-    for condition in ("OO", "OP", "PP"):
-        path = write_scores(folder / condition, voices, trials_of(voices, condition))
-        options += [f"--{condition.lower()}", path]
+    for name in ("OO", "OP", "PP"):
+        options += [f"--{name.lower()}", write_scores(folder / name, voices, trials_of(voices, name))]
     return options
 
 
@@ -163,21 +160,19 @@ def tensors_of(voices, trials):
 
 
 class Page(HTMLParser):
-    """Tags that must be closed, pictures and text of a page."""
+    """Tags, pictures and text of a page, whose tags are all closed."""
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.images, self.texts, self.tags = [], [], [], []
+        self.open, self.tags, self.texts = [], [], []
         self.feed(text)
         self.close()
         assert self.open == []
+        self.images = [attributes for tag, attributes in self.tags if tag == "img"]
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        if tag == "img":
-            self.images.append(dict(attrs))
-        elif tag != "meta":
-            self.open.append(tag)
+        self.open += [tag] * (tag not in ("img", "meta"))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag

@@ -37,14 +37,9 @@ def libri(tmp_path_factory):
 @pytest.fixture(scope="session")
 def libri_measures(libri):
     """Measures of libri_test by sex and condition, in plain NumPy."""
-    values = {}
-    for sex in "fm":
-        for condition in CONDITIONS:
-            trials = expected_scores(libri, sex, condition)
-            values[sex, condition] = {
-                "eer": equal_error_rate(*trials), "min_cllr": min_cllr(*trials), "cllr": cllr(*trials)
-            }  # fmt: skip
-    return values
+    measures = {"eer": equal_error_rate, "min_cllr": min_cllr, "cllr": cllr}
+    trials = {(sex, condition): expected_scores(libri, sex, condition) for sex in "fm" for condition in CONDITIONS}
+    return {key: {name: measure(*values) for name, measure in measures.items()} for key, values in trials.items()}
 
 
 @pytest.fixture

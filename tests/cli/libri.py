@@ -24,11 +24,12 @@ def write_libri_test(folder):
     draw = np.random.default_rng(0)
     speakers = {"f": [f"{1000 + k}" for k in range(20)], "m": [f"{2000 + k}" for k in range(20)]}
     enrolled_speakers = {"f": speakers["f"][:16], "m": speakers["m"][:13]}
-    utterances = {
-        "enrolls": _utterances(enrolled_speakers["f"] + enrolled_speakers["m"], 438, "134686"),
-        "trials_f": _utterances(speakers["f"], 734, "134691"),
-        "trials_m": _utterances(speakers["m"], 762, "134691"),
-    }
+    utterances = {}
+    sets = {"enrolls": (enrolled_speakers["f"] + enrolled_speakers["m"], 438)}
+    sets |= {"trials_f": (speakers["f"], 734), "trials_m": (speakers["m"], 762)}
+    for name, (some, count) in sets.items():
+        chapter = "134686" if name == "enrolls" else "134691"
+        utterances[name] = [f"{some[k % len(some)]}-{chapter}-{k // len(some):04d}" for k in range(count)]
     voices = {speaker: draw.normal(size=32) for each in speakers.values() for speaker in each}
     everyone = [name for names in utterances.values() for name in names]
     original = {u: (voices[u.split("-")[0]] + 1.5 * draw.normal(size=32)).astype("f") for u in everyone}
@@ -43,17 +44,8 @@ def write_libri_test(folder):
         sex: [(s, u, u.startswith(f"{s}-")) for s in enrolled_speakers[sex] for u in utterances[f"trials_{sex}"]]
         for sex in "fm"
     }
-    _write_lists(folder, utterances["enrolls"], everyone, speakers, trials)
-    return Libri(folder, utterances["enrolls"], {"": original, "_anon": protected}, trials)
-
-
-def _utterances(speakers, count, chapter):
-    return [f"{speakers[k % len(speakers)]}-{chapter}-{k // len(speakers):04d}" for k in range(count)]
-
-
-def _write_lists(folder, enrolled, everyone, speakers, trials):
     lines = {
-        "enrolls": enrolled,
+        "enrolls": utterances["enrolls"],
         "utt2spk": [f"{u} {u.split('-')[0]}" for u in sorted(everyone)],
         "spk2gender": [f"{speaker} {sex}" for sex, names in speakers.items() for speaker in names],
         "weights": ["f 0.6", "m 0.4"],
@@ -62,6 +54,7 @@ def _write_lists(folder, enrolled, everyone, speakers, trials):
         lines[f"trials_{sex}"] = [f"{s} {u} {'target' if same else 'nontarget'}" for s, u, same in rows]
     for name, rows in lines.items():
         (folder / name).write_text("".join(f"{row}\n" for row in rows))
+    return Libri(folder, utterances["enrolls"], {"": original, "_anon": protected}, trials)
 
 
 def expected_scores(libri, sex, condition):
@@ -71,9 +64,7 @@ def expected_scores(libri, sex, condition):
     for speaker in sorted({s for s, _, _ in libri.trials[sex]}):
         own = [enrol[u] for u in libri.enrolled if u.startswith(f"{speaker}-")]
         means[speaker] = np.mean(np.array(own, dtype=np.float64), axis=0)
-    scores, labels = [], []
-    for speaker, utterance, same in libri.trials[sex]:
-        a, b = means[speaker], probe[utterance].astype(np.float64)
-        scores.append(a @ b / np.sqrt((a @ a) * (b @ b)))
-        labels.append(same)
-    return np.array(scores), np.array(labels)
+    left = np.array([means[speaker] for speaker, *_ in libri.trials[sex]])
+    right = np.array([probe[utterance] for _, utterance, _ in libri.trials[sex]], dtype=np.float64)
+    scores = (left * right).sum(1) / np.sqrt((left**2).sum(1) * (right**2).sum(1))
+    return scores, np.array([same for *_, same in libri.trials[sex]])

@@ -27,6 +27,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         ("evaluate --op scores --no-attacks", "Expected no --no-attacks with score files: it would do nothing"),
         ("evaluate scores --utt2spk utt2spk --intervals 0", "Expected --oo, --op or --pp with --utt2spk"),
         ("evaluate scores --utt2spk utt2spk --similarity sigmoid", "Expected --oo, --op or --pp with --similarity"),
+        ("evaluate one.npy", "one.npy: expected several arrays, but got one; give it by --original or --protected"),
         ("compare A=x.npz A=y.npz", "Expected every system to have a name of its own"),
         ("compare A= B=x.npz", "error: Expected NAME=FILE, but got 'A='"),
         ("compare original=e.npz B=e.npz", "original is what tables call unprotected speech"),
@@ -49,6 +50,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 def test_invalid_usage_prints_one_line_and_exits_with_2(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     before = write_embeddings(tmp_path / "e.npz").read_bytes()
+    np.save(tmp_path / "one.npy", np.eye(4))
     (tmp_path / "scores").write_text("a b 2 target\na c 1 nontarget\n")
     (tmp_path / "utt2spk").write_text("a s\nb s\nc t\n")
     (tmp_path / "other.csv").write_text("name,WER\ne,1\n")

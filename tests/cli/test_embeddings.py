@@ -3,7 +3,6 @@
 import math
 import re
 
-import kaldiio
 import numpy as np
 import polars as pl
 import pytest
@@ -56,12 +55,6 @@ def test_guessed_array_names_are_noted(tmp_path, voices, capsys):
         assert "taken" not in capsys.readouterr().out
 
 
-def test_a_binary_archive_in_place_of_scores(tmp_path, capsys):
-    kaldiio.save_ark(str(tmp_path / "x.ark"), {"u1": np.ones(2, dtype=np.float32)})
-    run("evaluate", tmp_path / "x.ark", expect=2)
-    assert "x.ark: expected several arrays, but got one" in capsys.readouterr().err
-
-
 ONES = np.ones((4, 2))
 ROWS = {"original": ONES, "protected": ONES, "speakers": [1, 1, 2, 2]}
 
@@ -89,18 +82,11 @@ def test_invalid_embeddings_raise(tmp_path, capsys, arrays, options, message):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"u1 \0BFV \4\2", "o.ark: vector 1, u1: expected a vector, but it is damaged"),
-        (b"u1 [ 1 2 ]\nu1 [ 1 2 ]\n", "o.ark: expected every utterance once, but 1 occur again"),
-    ],
-)
-def test_invalid_archives_raise(tmp_path, capsys, voices, content, message):
+def test_an_utterance_that_occurs_again_raises(tmp_path, capsys, voices):
     options = write_ark(tmp_path, voices)
-    (tmp_path / "o.ark").write_bytes(content)
+    (tmp_path / "o.ark").write_bytes(b"u1 [ 1 2 ]\nu1 [ 1 2 ]\n")
     run("evaluate", *options, expect=2)
-    assert message in capsys.readouterr().err
+    assert "o.ark: expected every utterance once, but 1 occur again" in capsys.readouterr().err
 
 
 def write_sides(folder, voices, suffix=""):
@@ -132,14 +118,10 @@ def test_names_with_a_suffix_are_paired_without_it(tmp_path, assert_same_as_suit
     for part in (f"'anna-00' in {tmp_path / 'o.pt'}", f"'finn-59_anon' in {tmp_path / 'p.pt'}"):
         assert part in said
     assert_same_as_suite(*options, "--strip-suffix", "_anon")
-
-
-def test_a_suffix_that_would_pair_is_proposed(tmp_path, capsys):
     for name, end in (("o", ""), ("p", "_x")):
         np.savez(tmp_path / f"{name}.npz", **{f"u{k}{end}": np.ones(3) for k in range(4)})
     run("evaluate", tmp_path / "o.npz", tmp_path / "p.npz", "--speaker-pattern", ".*", expect=2)
-    assert "they share none: 'u0' in" in (said := capsys.readouterr().err)
-    assert "Try --strip-suffix=_x" in said
+    assert "Try --strip-suffix=_x" in capsys.readouterr().err
 
 
 def test_rows_of_a_container_are_paired_with_utt2spk_by_name(tmp_path, assert_same_as_suite, voices):
@@ -156,41 +138,36 @@ def test_missing_speaker_labels_raise(tmp_path, voices, capsys):
     assert "Expected --speaker-pattern to match every utterance, but not 'anna-00'" in capsys.readouterr().err
 
 
-def test_missing_speakers_are_counted(tmp_path, capsys):
+@pytest.mark.parametrize("speakers", [["a", None, "b", None, "c", "c"], [1, None, 2, None, 3, 3], [1, np.nan] * 3])
+def test_missing_speakers_are_counted(tmp_path, capsys, speakers):
     rows = [[float(k), 1.0] for k in range(6)]
-    for speakers, count in ((["a", None, "b", None, "c", "c"], "2 of 6"), ([1, None, 2, 2, 3, 3], "1 of 6")):
-        table = {"original": rows, "protected": rows, "speaker": speakers}
-        pl.DataFrame(table, strict=False).write_parquet(tmp_path / "x.parquet")
-        run("evaluate", tmp_path / "x.parquet", expect=2)
-        assert f"expected a label for every row, but got {count} missing, first in row 1" in capsys.readouterr().err
-    np.savez(tmp_path / "x.npz", original=rows, protected=rows, speakers=[1, np.nan, 2, np.nan, 3, 3])
-    run("evaluate", tmp_path / "x.npz", expect=2)
-    assert "expected a label for every row, but got 2 of 6 missing, first in row 1" in capsys.readouterr().err
+    table = {"original": rows, "protected": rows, "speaker": speakers}
+    pl.DataFrame(table, strict=False).write_parquet(tmp_path / "x.parquet")
+    run("evaluate", tmp_path / "x.parquet", expect=2)
+    said = capsys.readouterr().err
+    count = sum(speaker is None or speaker != speaker for speaker in speakers)
+    assert f"expected a label for every row, but got {count} of 6 missing, first in row 1" in said
 
 
 def test_sessions_and_references_are_passed_on(tmp_path, evaluate, voices):
-    sessions = [f"{name}{k % 2}" for k, name in enumerate(voices.names)]
-    torch.save(
-        {"original": voices.original, "protected": voices.protected["B2"], "spk": voices.speakers, "session": sessions,
-         "utterances": voices.utterances}, tmp_path / "x.pt",
-    )  # fmt: skip
+    sides = {"original": voices.original, "protected": voices.protected["B2"]}
+    sessions = 2 * voices.speakers + torch.arange(60) % 2
+    arrays = {"spk": voices.speakers, "session": [f"s{k:02}" for k in sessions], "utterances": voices.utterances}
+    torch.save({**sides, **arrays}, tmp_path / "x.pt")
     (tmp_path / "list").write_text("\n".join(voices.utterances[::3]))
     options = ["--sessions", "session", "--references", tmp_path / "list", "--rank-model", "beta_binomial"]
     (system,) = evaluate(tmp_path / "x.pt", *options, "--intervals", "0", "--no-attacks")
     metric = VoicePrivacy(attacks=None, enrolment="utterance", rank_model="beta_binomial", metrics="all")
-    is_reference = torch.arange(60) % 3 == 0
-    metric.update(voices.original, voices.protected["B2"], voices.speakers, is_reference, sessions=torch.tensor(
-        [2 * speaker + k % 2 for k, speaker in enumerate(voices.speakers.tolist())]))  # fmt: skip
+    metric.update(*sides.values(), voices.speakers, torch.arange(60) % 3 == 0, sessions=sessions)
     assert_scalars(system["scalars"], metric.compute())
 
 
 def test_messages_stay_short(tmp_path, capsys):
     torch.save({f"utterance-{k:06}": torch.zeros(2 + k % 2) for k in range(5000)}, tmp_path / "x.pt")
-    run("evaluate", tmp_path / "x.pt", expect=2)
-    assert len(capsys.readouterr().err) < 400
     np.savez(tmp_path / "y.npz", **{f"array-{k:06}": np.zeros((3, 2)) for k in range(300)})
-    run("evaluate", tmp_path / "y.npz", expect=2)
-    assert len(capsys.readouterr().err) < 600
+    for name in ("x.pt", "y.npz"):
+        run("evaluate", tmp_path / name, expect=2)
+        assert len(capsys.readouterr().err) < 600
 
 
 @pytest.mark.parametrize("name", ["spk2sex", "labels.csv"])
@@ -205,8 +182,8 @@ def test_attributes_are_read_by_utterance_or_speaker(tmp_path, evaluate, voices,
     options = [*write_sides(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices)]
     (system,) = evaluate(*options, "--no-attacks", "--attributes", tmp_path / name)
     metric = AttributeDisclosure(["sex"], intervals=0.95)
-    labels = [sex[speaker] for speaker in voices.names]
-    metric.update(voices.original, voices.protected["B2"], voices.speakers, {"sex": labels})
+    labels = {"sex": [sex[speaker] for speaker in voices.names]}
+    metric.update(voices.original, voices.protected["B2"], voices.speakers, labels)
     assert set(system["attributes"]) == ({"sex"} if name == "spk2sex" else {"sex", "room"})
     shown = capsys.readouterr().out
     for attribute in system["attributes"]:
@@ -215,10 +192,6 @@ def test_attributes_are_read_by_utterance_or_speaker(tmp_path, evaluate, voices,
         kind = key.removeprefix("sex_")
         got = system["attributes"]["sex"][f"disclosure_{kind}" if kind in ("low", "high") else kind]
         assert (math.nan if got is None else got) == pytest.approx(float(value), abs=1e-6, nan_ok=True), key
-
-
-def test_every_row_needs_its_attribute(tmp_path, voices, capsys):
     (tmp_path / "spk2sex").write_text("anna f\nben m\n")
-    options = [*write_sides(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices)]
     run("evaluate", *options, "--attributes", tmp_path / "spk2sex", expect=2)
     assert "expected a label for every row, but got none for 'cleo-20' (40 of 60)" in capsys.readouterr().err

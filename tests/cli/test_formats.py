@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import re
 import zipfile
 
 import h5py
@@ -31,10 +32,6 @@ def by_name(vectors):
     return dict(zip(UTTERANCES, vectors, strict=True))
 
 
-def tensors(vectors):
-    return {name: torch.from_numpy(row) for name, row in by_name(vectors).items()}
-
-
 def save_h5(path, content):
     with h5py.File(path, "w") as file:
         for name, values in content.items():
@@ -43,10 +40,6 @@ def save_h5(path, content):
 
 def frame(vectors):
     return pl.DataFrame({"utterance": UTTERANCES, **{f"x{k}": vectors[:, k] for k in range(4)}})
-
-
-def rows_of(vectors):
-    return {name: row[None] for name, row in by_name(vectors).items()}
 
 
 # How a file is written, by its kind and its suffix; those that name no utterances first.
@@ -63,11 +56,11 @@ NAMED = {
     "arrays.npz": lambda path, v: np.savez(path, vectors=v, utterances=UTTERANCES, speakers=SPEAKERS),
     "compressed.npz": lambda path, v: np.savez_compressed(path, vectors=v, utterances=UTTERANCES),
     "utterances.npz": lambda path, v: np.savez(path, **by_name(v)),
-    "utterances.pt": lambda path, v: torch.save(tensors(v), path),
-    "rows.pt": lambda path, v: torch.save({name: row[None] for name, row in tensors(v).items()}, path),
-    "utterances.safetensors": lambda path, v: save_file(tensors(v), path),
+    "utterances.pt": lambda path, v: torch.save(by_name(torch.from_numpy(v)), path),
+    "rows.pt": lambda path, v: torch.save(by_name(torch.from_numpy(v)[:, None]), path),
+    "utterances.safetensors": lambda path, v: save_file(by_name(torch.from_numpy(v)), path),
     "arrays.h5": lambda path, v: save_h5(path, {"vectors": v, "utterances": UTTERANCES, "speaker": SPEAKERS}),
-    "utterances.h5": lambda path, v: save_h5(path, by_name(v) | dict(list(rows_of(v).items())[::2])),  # as Sidekit
+    "utterances.h5": lambda path, v: save_h5(path, by_name(v) | dict(list(by_name(v[:, None]).items())[::2])),
     "lists.parquet": lambda path, v: pq.write_table(
         pa.table({"utterance": UTTERANCES, "vectors": v.tolist(), "speaker": SPEAKERS}), path
     ),
@@ -78,12 +71,13 @@ NAMED = {
     "columns.csv": lambda path, v: frame(v).write_csv(path),
     "columns.tsv": lambda path, v: frame(v).with_columns(speaker=pl.Series(SPEAKERS)).write_csv(path, separator="\t"),
     "binary.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v)),
-    "matrices.ark": lambda path, v: kaldiio.save_ark(str(path), rows_of(v)),
+    "matrices.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v[:, None])),
     "doubles.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v.astype("d"))),
     "text.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v), text=True),
     "table.scp": lambda path, v: kaldiio.save_ark(f"{path}.ark", by_name(v), scp=str(path)),
 }
 WRITERS = {**NAMELESS, **NAMED}
+assert {kind.split(".")[1] for kind in WRITERS} | {"pth", "hdf5"} == set(READERS)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -92,8 +86,8 @@ def test_a_format_is_read_back(tmp_path, vectors, kind, packed):
     path = tmp_path / kind
     WRITERS[kind](path, vectors)
     if packed:
-        (tmp_path / f"{kind}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path = tmp_path / f"{kind}.gz"
+        content, path = path.read_bytes(), tmp_path / f"{kind}.gz"
+        path.write_bytes(gzip.compress(content))
     arrays = read_arrays(str(path))
     (values,) = [array for array in arrays.by_name.values() if array.ndim == 2]
     assert (arrays.utterances is not None) == (kind in NAMED)
@@ -102,10 +96,6 @@ def test_a_format_is_read_back(tmp_path, vectors, kind, packed):
     for name, array in arrays.by_name.items():
         if name.startswith("speaker"):
             assert array.tolist() == SPEAKERS
-
-
-def test_writers_cover_every_reader():
-    assert {kind.split(".")[1] for kind in WRITERS} | {"pth", "hdf5"} == set(READERS)
 
 
 def test_format_option_overrides_the_suffix(tmp_path, assert_same_as_suite, voices, capsys):
@@ -178,17 +168,13 @@ class Bomb:
         ("x.scp", b"u1 x.ark:5\n", "x.scp:1: no such archive: x.ark"),
         ("x.scp", b"u1 cat x.ark |\n", "x.scp:1: expected `utterance archive:offset`, but got the command"),
         ("x.npz", b"PK\x03\x04nonsense", "x.npz: is not a readable .npz file"),
-        ("x.npy", b"\x93NUMPY\x01\x00nonsense", "x.npy: is not a readable .npy file"),
-        ("x.parquet", b"PAR1nonsense", "x.parquet: is not a readable .parquet file"),
-        ("x.h5", b"\x89HDF nonsense", "x.h5: is not a readable .h5 file"),
         ("x.npz.gz", b"\x1f\x8bnonsense", "x.npz.gz: cannot be read"),
     ],
 )
 def test_error_for_damaged_file_names_the_place(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=re.escape(message)):
         read_arrays(str(tmp_path / name))
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -216,9 +202,8 @@ def test_truncated_file_raises(tmp_path, vectors, kind):
 @pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:TypedStorage")
 def test_error_names_the_kind_of_unsupported_tensor(tmp_path, content, message):
     torch.save(content() if callable(content) else content, tmp_path / "x.pt")
-    with pytest.raises(InputError, match=r"x\.pt") as error:
+    with pytest.raises(InputError, match=rf"x\.pt.*{re.escape(message)}"):
         read_arrays(str(tmp_path / "x.pt"))
-    assert message in str(error.value)
 
 
 def test_unpacking_is_bounded(tmp_path, monkeypatch):

@@ -1,10 +1,10 @@
-"""What a command leaves behind."""
+"""What commands leave behind: a page, systems side by side, a demo."""
 
 import base64
+from itertools import product
 
 import numpy as np
 import pytest
-import torch
 from cli.cases import (
     Page,
     assert_scalars,
@@ -14,6 +14,7 @@ from cli.cases import (
     scalars_of,
     systems_of,
     trials_of,
+    write_embeddings,
     write_key,
     write_npz,
     write_scores,
@@ -43,82 +44,72 @@ def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voic
     assert all("scope" in attributes for tag, attributes in page.tags if tag == "th")
 
 
-def test_population_option_adds_reidentification_rates(tmp_path, voices, capsys):
-    options = ["--population", "3,5", "--no-attacks", "--json", tmp_path / "result.json", "--out", tmp_path / "report"]
-    run("evaluate", *write_npz(tmp_path, voices), *options)
+def test_population_option_adds_reidentification_rates(tmp_path, voices):
+    run("evaluate", *write_npz(tmp_path, voices), "--population", "3,5", "--no-attacks", "--out", tmp_path / "report")
     metric = ReidentificationRate((3, 5), condition="OP")
     metric.update(voices.original, voices.protected["B2"], voices.speakers)
-    expected = metric.compute()["rate_3"].item()
-    assert scalars_of(tmp_path / "result.json")["op_rate_3"] == pytest.approx(expected, abs=1e-6)
-    assert results_of(tmp_path / "result.json")["settings"]["population"] == [3, 5]
-    assert "found among 3" not in capsys.readouterr().out  # but in
-    (page,) = (tmp_path / "report").glob("*.html")
-    assert "Re-identification in a population" in page.read_text()
-    assert "found among 3 ↓ [%]" in page.read_text()
-    assert "singled out of 5" in page.read_text()
+    content = results_of(tmp_path / "report" / "results.json")
+    assert content["systems"][0]["scalars"]["op_rate_3"] == pytest.approx(float(metric.compute()["rate_3"]), abs=1e-6)
+    assert content["settings"]["population"] == [3, 5]
+    page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert all(
+        text in page for text in ("Re-identification in a population", "found among 3 ↓ [%]", "singled out of 5")
+    )
 
 
 def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    shared = {"original": voices.original, "speakers": voices.speakers}
-    for name in ("B2", "B2u"):
-        np.savez(tmp_path / f"{name}.npz", **shared, protected=voices.protected[name])
+    names = "B2", "B2u"
+    for name in names:
+        arrays = {"original": voices.original, "speakers": voices.speakers, "protected": voices.protected[name]}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
     np.save(tmp_path / "o.npy", voices.original)
-    options = ["--json", tmp_path / "result.json", "--out", tmp_path / "out"]
-    systems = [tmp_path / "B2.npz", f"random={tmp_path / 'B2u.npz'}"]
-    run("compare", *systems, *options, "--title", "Two systems")
-    for number, name in enumerate(("B2", "B2u")):
-        assert_scalars(scalars_of(tmp_path / "result.json", number), expected_scalars(voices, name))
-    brief = capsys.readouterr().out.splitlines()
-    assert [sum(line.startswith(f"{name} ") for line in brief if "high" in line) for name in ("B2", "random")] == [1, 1]
-    run("compare", *systems, *options, "--title", "Two systems", "--all")
+    np.save(tmp_path / "spk.npy", voices.speakers)
+    systems, title = [tmp_path / "B2.npz", f"B2u={tmp_path / 'B2u.npz'}"], ["--title", "Two systems", "--no-attacks"]
+    run("compare", *systems, *title, "--out", tmp_path / "out", "--all")
     table = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path) not in line]
     assert max(map(len, table)) <= 80
-    text, expected = "\n".join(table), expected_scalars(voices)
-    for number in (f"{100 * expected['deid']:.2f}", f"{expected['pp_d_ece']:.3f}", f"{expected['oo_d_ece']:.3f}"):
-        assert number in text
     assert sum(line.strip() == "Two systems" for line in table) == 1
-    assert len(Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8")).images) == 3
+    expected = expected_scalars(voices, attacks=None)
+    for number in (f"{100 * expected['deid']:.2f}", f"{expected['pp_d_ece']:.3f}", f"{expected['oo_d_ece']:.3f}"):
+        assert number in "\n".join(table)
     # The same from bare arrays and a shared original.
-    np.save(tmp_path / "spk.npy", voices.speakers)
-    systems = [f"B2={tmp_path / 'B2.npz'}:protected", f"random={tmp_path / 'B2u.npz'}:protected"]
+    systems = [f"{name}={tmp_path / name}.npz:protected" for name in names]
     bare = ["--original", tmp_path / "o.npy", "--speakers", tmp_path / "spk.npy"]
-    run("compare", *systems, *bare, "--json", tmp_path / "bare.json")
-    for system, same in zip(*(systems_of(tmp_path / name) for name in ("bare.json", "result.json")), strict=True):
+    run("compare", *systems, *bare, *title, "--json", tmp_path / "bare.json")
+    for number, name in enumerate(names):
+        system, same = (systems_of(tmp_path / path)[number] for path in ("out/results.json", "bare.json"))
+        assert_scalars(system["scalars"], expected_scalars(voices, name, attacks=None))
         assert system["scalars"] == same["scalars"]
-        assert "paired by position" in " ".join(system["notes"])
+        assert "paired by position" in " ".join(same["notes"])
+
+
+def test_compare_accepts_a_system_with_one_speaker(tmp_path):
+    paths = write_embeddings(tmp_path / "a.npz"), write_embeddings(tmp_path / "b.npz", speakers=1, each=40)
+    run("compare", *paths, "--no-attacks", "--json", tmp_path / "r.json")
+    counts = [system["trials"]["OP"] for system in systems_of(tmp_path / "r.json")]
+    assert counts == [{"target": 120, "nontarget": 1440}, {"target": 40 * 39, "nontarget": 0}]
 
 
 def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):
-    systems = {"B2": [], "B2u": []}
-    for system, files in systems.items():
-        for condition in ("OP", "PP"):
-            trials = trials_of(voices, condition, system)
-            files.append(str(write_scores(tmp_path / f"{system}_{condition}", voices, trials)))
-    oo = write_scores(tmp_path / "oo", voices, trials_of(voices, "OO"))
+    files = {
+        (name, condition): write_scores(tmp_path / f"{name}_{condition}", voices, trials_of(voices, condition, name))
+        for name, condition in product(("B2", "B2u"), ("OO", "OP", "PP"))
+    }
     key, speakers = write_key(tmp_path / "key", voices), write_utt2spk(tmp_path, voices)
-    options = ["--key", key, "--oo", oo, "--utt2spk", speakers, "--json", tmp_path / "result.json"]
-    run("compare", *(f"{system}={','.join(files)}" for system, files in systems.items()), *options)
-    for number, system in enumerate(systems):
-        got, expected = scalars_of(tmp_path / "result.json", number), expected_scalars(voices, system)
-        for name in ("deid", "gvd", "op_d_ece", "oo_eer"):
-            assert got[name] == pytest.approx(float(expected[name]), abs=2e-5)
+    options = ["--key", key, "--oo", files["B2", "OO"], "--utt2spk", speakers, "--json", tmp_path / "result.json"]
+    run("compare", *(f"{name}={files[name, 'OP']},{files[name, 'PP']}" for name in ("B2", "B2u")), *options)
+    for number, name in enumerate(("B2", "B2u")):
+        got, expected = scalars_of(tmp_path / "result.json", number), expected_scalars(voices, name, attacks=None)
+        for key in ("deid", "gvd", "op_d_ece", "oo_eer"):
+            assert got[key] == pytest.approx(float(expected[key]), abs=2e-5)
 
 
-def test_compare_requires_key_option_for_a_key(tmp_path, voices, capsys):
-    scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
-    key = write_key(tmp_path / "key", voices)
-    run("compare", f"B1={scores}", key, expect=2)
-    assert "expected a fourth column target|nontarget, or a key (--key KEY), but got neither" in capsys.readouterr().err
-    run("compare", f"B1={scores}", "--key", key)
-
-
-def test_compare_says_when_originals_differ(tmp_path, voices, capsys):
-    for name, sign in (("a", 1), ("b", -1)):
-        sides = {"original": voices.original * sign, "protected": voices.protected["B2"], "speakers": voices.speakers}
-        sides["original"] = sides["original"] + (0.2 * torch.randn(60, 256) if sign < 0 else 0)
-        torch.save(sides, tmp_path / f"{name}.pt")
-    run("compare", tmp_path / "a.pt", tmp_path / "b.pt")
+def test_compare_says_when_originals_differ(tmp_path, capsys):
+    for name, offset in (("a", 0.0), ("b", 0.2)):
+        arrays = dict(np.load(write_embeddings(tmp_path / f"{name}.npz")))
+        np.savez(tmp_path / f"{name}.npz", **{**arrays, "original": arrays["original"] + offset})
+    run("compare", tmp_path / "a.npz", tmp_path / "b.npz", "--no-attacks")
     assert "b: its original embeddings are not those of a" in " ".join(capsys.readouterr().out.split())
 
 
@@ -133,15 +124,11 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
     assert "In brackets: 95 % confidence intervals" in shown
     assert len(content["differences"]) == 10  # pairs of the five
     trained = content["systems"][-1]["scalars"]
-    limits = "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u."
-    within = f"(within a session {trained['within_d_ece']:.3f} bit)"
-    for text in (shown, (tmp_path / "report.html").read_text(encoding="utf-8")):
-        assert limits in text
-        assert within in text
+    assert "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u." in shown
+    assert f"(within a session {trained['within_d_ece']:.3f} bit)" in shown
     assert f"tensorboard --logdir {tmp_path / 'tensorboard'}" in shown
     (events,) = (tmp_path / "tensorboard").rglob("events*")
     log = EventAccumulator(str(events))
     log.Reload()
-    last = log.Scalars("val/privacy/deid")[-1].value
-    assert last == pytest.approx(content["systems"][-1]["scalars"]["deid"], abs=1e-5)
+    assert log.Scalars("val/privacy/deid")[-1].value == pytest.approx(trained["deid"], abs=1e-5)
     assert len(Page((tmp_path / "report.html").read_text(encoding="utf-8")).images) == 3

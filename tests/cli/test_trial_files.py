@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 
 import polars as pl
 import pytest
@@ -31,6 +32,7 @@ def test_score_files_match_the_reference_measures(tmp_path, evaluate, voices, na
     files = [write_scores(tmp_path / name, voices, trials, fourth)]
     files += [] if fourth else [write_key(tmp_path / "key", voices)]
     (system,) = evaluate(*files, "--intervals", "0")
+    assert system["utterances"] == 60
     measures = reference.verification.score_measures(*(values.numpy() for values in tensors_of(voices, trials)))
     expected = {**measures, "disclosure": max(measures["d_ece"], measures["d_ece_reversed"])}
     assert_scalars(system["scalars"], expected, atol=1e-12)
@@ -38,8 +40,9 @@ def test_score_files_match_the_reference_measures(tmp_path, evaluate, voices, na
 
 def test_score_files_of_all_conditions_match_the_embeddings(tmp_path, evaluate, voices):
     """The matrices of score files are those of the suite, formed another way."""
-    (system,) = evaluate(*write_conditions(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices))
-    got, expected = system["scalars"], expected_scalars(voices)
+    options = [*write_conditions(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices)]
+    got, expected = evaluate(*options)[0]["scalars"], expected_scalars(voices, attacks=None)
+    assert abs(got["deid"] - evaluate(*options, "--similarity", "sigmoid")[0]["scalars"]["deid"]) > 1e-3
     # Scores were spread by 8 for the files, which changes what is not a matter of order.
     shared = {key for key in got if "cllr" not in key or "min_cllr" in key} - {"cllr_op_oo", "g_cllr", "disclosure"}
     # Bins feel the last digit.
@@ -90,10 +93,6 @@ def lines_of(columns, separator=" ", labels=LABELS):
     return "".join(separator.join(fields[column](trial) for column in columns) + "\n" for trial in TRIALS)
 
 
-def rows_of(file, *names):
-    return list(file.frame.select(names).iter_rows())
-
-
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -114,10 +113,8 @@ def rows_of(file, *names):
 def test_lists_of_scores_are_read(tmp_path, name, text, packed):
     path = tmp_path / (f"{name}.gz" if packed else name)
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
-    file = read_scores(path)
-    assert rows_of(file, "enrol", "trial", "score") == [trial[:3] for trial in TRIALS]
-    if "is_target" in file.frame.columns:
-        assert file.frame["is_target"].to_list() == [trial[3] for trial in TRIALS]
+    frame = read_scores(path).frame
+    assert frame.rows() == [trial[: frame.width] for trial in TRIALS]
 
 
 @pytest.mark.parametrize(
@@ -131,14 +128,10 @@ def test_lists_of_scores_are_read(tmp_path, name, text, packed):
 def test_score_columns_option_sets_the_column_order(tmp_path, evaluate, columns, order, labels):
     (tmp_path / "x").write_text(lines_of(order, labels=labels))
     assert evaluate(tmp_path / "x", "--score-columns", columns)[0]["scalars"]["eer"] == 0
-
-
-def test_a_key_may_have_the_label_in_front(tmp_path, evaluate):
-    """As VoxCeleb has it."""
     (tmp_path / "scores").write_text(lines_of("ets"))
-    (tmp_path / "key").write_text(lines_of("let", labels=NUMBERS))
-    (system,) = evaluate(tmp_path / "scores", tmp_path / "key", "--key-columns", "label,enrol,trial")
-    assert system["scalars"]["eer"] == 0
+    (tmp_path / "key").write_text(lines_of("let", labels=NUMBERS))  # as of VoxCeleb
+    options = ["--key-columns", "label,enrol,trial"]
+    assert evaluate(tmp_path / "scores", tmp_path / "key", *options)[0]["scalars"]["eer"] == 0
 
 
 @pytest.mark.parametrize("labels", [["target", "nontarget", "nontarget"], [True, False, False], [1, 0, 0]])
@@ -146,9 +139,8 @@ def test_lists_in_parquet_are_read_by_the_names_of_columns(tmp_path, evaluate, l
     enrol, trial, scores, _ = zip(*TRIALS, strict=True)
     columns = {"enrol": pl.Series(enrol, dtype=pl.Categorical), "trial": trial, "score": scores, "label": labels}
     pl.DataFrame(columns).write_parquet(tmp_path / "x.parquet")
-    file = read_scores(tmp_path / "x.parquet")
-    assert rows_of(file, "enrol", "trial", "score", "is_target") == TRIALS
-    assert rows_of(read_key(tmp_path / "x.parquet"), "is_target") == [trial[3:] for trial in TRIALS]
+    assert read_scores(tmp_path / "x.parquet").frame.rows() == TRIALS
+    assert read_key(tmp_path / "x.parquet").frame["is_target"].to_list() == [trial[3] for trial in TRIALS]
     assert evaluate(tmp_path / "x.parquet")[0]["scalars"]["eer"] == 0
 
 
@@ -166,9 +158,8 @@ def test_lists_in_parquet_are_read_by_the_names_of_columns(tmp_path, evaluate, l
 )  # fmt: skip
 def test_invalid_parquet_error_names_the_row(tmp_path, columns, message):
     pl.DataFrame(columns).write_parquet(tmp_path / "x.parquet")
-    with pytest.raises(InputError, match=r"x\.parquet") as error:
+    with pytest.raises(InputError, match=rf"x\.parquet.*{re.escape(message)}"):
         read_scores(tmp_path / "x.parquet")
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +172,6 @@ def test_invalid_parquet_error_names_the_row(tmp_path, columns, message):
         ("x", "b a 1\n", "a b target\n", "x: none of its 1 trials is in the key"),
         ("x", "b a 1\n", "a b target\n", "; 1 would be in it if its first two columns were swapped"),
         ("x", "a b 1\n", None, "expected a fourth column target|nontarget, or a key (--key KEY)"),
-        ("x", "a b 1_0\n", None, "x:1: expected a number as score, but got '1_0'"),
         ("x", "a b 1\na c 0x1\n", None, "x:2: expected a number as score, but got '0x1'"),
         ("x", "enrol trial score\na b 1\n\na c nan\n", None, "x:4: expected a number as score, but got 'nan'"),
         ("x", "a b 1\na c 2 3\n", None, "x:2: expected 3 columns as in the lines before, but got 4"),
@@ -191,13 +181,11 @@ def test_invalid_parquet_error_names_the_row(tmp_path, columns, message):
         ("x.csv", "a,b,1\na,,2\n", None, "x.csv:2: expected a name, but got nothing"),
         ("x", "enrol trial score\n", None, "x: expected lines `enrol trial score [target|nontarget]`, but got none"),
         ("x", "", None, "x: expected lines"),
-        ("x", "\n\n", None, "x: expected lines"),
         ("x", "a b 1\na c " + 10**6 * "x", None, "x:2: expected a number as score, but got 'xxx"),
         ("x", 2 * (10**6 * "x" + " b 1\n"), None,
          "x: expected every trial once, but 1 of 2 lines repeat an earlier trial, first xx"),
         ("x", 10**6 * "a b ", None,
          "x:1: expected lines `enrol trial score [target|nontarget]`, but got 2,000,000 columns"),
-        ("x", 10**7 * "a", None, "x:1: expected `enrol trial score [target|nontarget]`, but got 1 columns"),
     ],
 )  # fmt: skip
 def test_invalid_score_file_error_names_the_line(tmp_path, capsys, name, text, key, message):
@@ -218,12 +206,10 @@ def test_text_of_another_encoding_raises(tmp_path, content, line):
         read_scores(tmp_path / "x")
 
 
-def test_utt2spk_may_have_a_header(tmp_path):
-    expected = {"u1": "anna", "u2": "ben"}
-    for name, text in (
-        ("x", "u1 anna\nu2 ben\n"),
-        ("x.csv", "utterance,speaker\nu1,anna\nu2,ben\n"),
-        ("x.tsv", "u1\tanna\nu2\tben\n"),
-    ):
-        (tmp_path / name).write_text(text)
-        assert read_map(tmp_path / name) == expected
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("x", "u1 anna\nu2 ben\n"), ("x.csv", "utterance,speaker\nu1,anna\nu2,ben\n"), ("x.tsv", "u1\tanna\nu2\tben\n")],
+)
+def test_utt2spk_may_have_a_header(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read_map(tmp_path / name) == {"u1": "anna", "u2": "ben"}

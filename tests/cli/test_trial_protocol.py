@@ -14,17 +14,12 @@ from vpmetrics.scoring import PLDA
 
 def options_of(libri, kind="ark", **changes):
     """Options for all files of libri_test; a change replaces the files of an option, or leaves it out if it is None."""
-    sides = {
+    options = {
         name: [libri.folder / f"libri_test_{part}{end}" / f"xvector.{kind}" for part in SETS]
         for name, end in (("original", ""), ("protected", "_anon"))
     }
-    lists = {
-        "utt2spk": ["utt2spk"],
-        "enrolls": ["enrolls"],
-        "groups": ["spk2gender"],
-        "trials": ["trials_f", "trials_m"],
-    }
-    options = sides | {name: [libri.folder / file for file in files] for name, files in lists.items()}
+    options |= {name: [libri.folder / name] for name in ("utt2spk", "enrolls")}
+    options |= {"groups": [libri.folder / "spk2gender"], "trials": [libri.folder / f"trials_{sex}" for sex in "fm"]}
     options |= {"no-attacks": (), **changes}
     return [part for name, files in options.items() if files is not None for part in (f"--{name}", *files)]
 
@@ -83,6 +78,8 @@ def test_groups_are_shown_and_conditions_without_embeddings_are_named(evaluate, 
     assert "By group, OP" in shown
     assert "PP left out: none of the enrolment utterances is in" in " ".join(shown.split())
     assert not any(key.startswith("pp_") for key in system["scalars"])
+    run("evaluate", *options_of(libri, enrolls=None), expect=2)
+    assert "Nothing to score: OO left out: none of the enrolment utterances is in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -93,12 +90,8 @@ def test_groups_are_shown_and_conditions_without_embeddings_are_named(evaluate, 
         ("trials_f", lambda lines: [*lines, lines[0]], "expected every trial once, but 1 of"),
         ("trials_f", lambda lines: [lines[0].replace(" target", " nontarget"), *lines[1:]],
          "expected target labels to agree with the speakers of utt2spk, but 1 do not, first '1000 1000-134691-0000'"),
-        ("trials_f", lambda lines: [*lines[:3], "1000 1000-134691-0000 maybe", *lines[3:]],
-         "trials_f:4: expected target or nontarget, but got 'maybe'"),
         ("enrolls", lambda lines: [*lines, "nobody-1-1"], "expected the speaker of every enrolment utterance"),
         ("spk2gender", lambda lines: lines[1:], "Expected the group of every trial utterance in --groups, but got"),
-        ("spk2gender", lambda lines: [lines[0].split()[0], *lines[1:]],
-         "spk2gender:2: expected 1 columns as in the lines before, but got 2"),
     ],
 )  # fmt: skip
 def test_invalid_protocol_files_raise(tmp_path, libri, capsys, name, change, message):
@@ -108,11 +101,6 @@ def test_invalid_protocol_files_raise(tmp_path, libri, capsys, name, change, mes
     run("evaluate", *options, "--json", tmp_path / "r.json", expect=2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "r.json").exists()
-
-
-def test_enrolment_by_speaker_requires_enrolment_list(libri, capsys):
-    run("evaluate", *options_of(libri, enrolls=None), expect=2)
-    assert "Nothing to score: OO left out: none of the enrolment utterances is in" in capsys.readouterr().err
 
 
 def test_files_of_a_side_are_merged_and_conflicts_raise(tmp_path, libri, capsys):
@@ -143,21 +131,21 @@ def test_trials_without_embeddings_raise_unless_partial_is_set(tmp_path, evaluat
         assert (f"{lost} of {total:,} trials" in check["message"]) == (status == "warning")
 
 
-@pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", "callable"])
+@pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", lambda a, b: a[:, None, 0] - b[None, :, 1]])
 def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
     monkeypatch.setattr("vpmetrics.cli.trial_protocol._PAIRS_AT_ONCE", 11)
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (20, 33))
     rows, columns = torch.randint(20, (90,), generator=draw), torch.randint(33, (90,), generator=draw)
-    plda = PLDA().fit(torch.randn(40, 5, generator=draw).double(), torch.arange(40) // 4)
-    scorers = {"plda": plda, "callable": lambda a, b: a[:, None, 0] - b[None, :, 1]}
+    if scoring == "plda":
+        scoring = PLDA().fit(torch.randn(40, 5, generator=draw).double(), torch.arange(40) // 4)
     whole = {
         "cosine": torch.nn.functional.normalize(left) @ torch.nn.functional.normalize(right).T,
         "dot": left @ right.T,
         "euclidean": -(left[:, None] - right[None]).square().sum(2).sqrt(),
     }.get(scoring)
-    whole = scorers[scoring](left, right) if whole is None else whole
-    got = score_pairs(left, right, rows, columns, scorers.get(scoring, scoring))
+    whole = scoring(left, right) if whole is None else whole
+    got = score_pairs(left, right, rows, columns, scoring)
     torch.testing.assert_close(got, whole[rows, columns], atol=1e-12, rtol=0)
 
 

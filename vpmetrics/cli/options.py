@@ -66,7 +66,7 @@ _EMBED = """\
 Embed the recordings of a folder, a wav.scp or a manifest (a CSV or TSV with
 the columns path,speaker[,utterance,session,group]).
 
-  vpmetrics embed DIR --encoder speechbrain:speechbrain/spkrec-ecapa-voxceleb \
+  vpmetrics embed DIR --encoder speechbrain:speechbrain/spkrec-ecapa-voxceleb \\
                   --out embeddings.npz
 """
 _DEMO = """\
