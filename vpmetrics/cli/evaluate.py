@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -15,23 +16,9 @@ from rich.console import Console
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.scorers import Scoring
+from vpmetrics.cli import challenge, evaluation, trial_protocol
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, pick_worst_and_best_speakers
-from vpmetrics.cli.challenge import (
-    find_score_and_vector_files,
-    find_utility,
-    has_results,
-    read_listed_trials,
-    read_utility,
-)
 from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
-from vpmetrics.cli.evaluation import (
-    add_attributes,
-    check_anything_defined,
-    evaluate_embeddings,
-    evaluate_listed_trials,
-    evaluate_trials,
-    prepend_strongest_encoder,
-)
 from vpmetrics.cli.formats import READERS
 from vpmetrics.cli.inputs import InputError, format_suffix, quote, read_files
 from vpmetrics.cli.outputs import Content, check_output_options, publish
@@ -39,15 +26,6 @@ from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run
 from vpmetrics.cli.tables import clean
 from vpmetrics.cli.trial_files import Trials, has_score_column, label_trials, read_key, read_map, read_scores
-from vpmetrics.cli.trial_protocol import (
-    TrialEmbeddings,
-    add_attacks_and_matrices,
-    drop_missing_trials,
-    look_up_speakers_or_null,
-    read_protocol_options,
-    read_weights_or_empty,
-    score_protocol,
-)
 from vpmetrics.suite import VoicePrivacy
 
 # The options that each kind of input uses; those of the output are always used.
@@ -94,7 +72,7 @@ def compare(options: Namespace, console: Console) -> None:
             got = f"{', '.join(sources)}; {_ORIGINAL} is what tables call unprotected speech"
         raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {got}.")
     first, shared = next(iter(sources.values())), options.original
-    if shared is None and Path(first).is_dir() and has_results(Path(first)):
+    if shared is None and Path(first).is_dir() and challenge.has_results(Path(first)):
         systems = [one for name, folder in sources.items() for one in _evaluate_folder(Path(folder), options, name)]
     elif shared is not None and holds_recordings(shared[0]):
         systems = _evaluate_recordings(options, shared[0], sources)
@@ -124,9 +102,9 @@ def _check_format_and_outputs(options: Namespace) -> None:
 
 def _publish_with_utility(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
     """Add the values of ``--utility`` and publish the systems; raise if no measure of any is defined."""
-    utility = read_utility(options.utility or [], [system.name for system in systems])
+    utility = challenge.read_utility(options.utility or [], [system.name for system in systems])
     systems = [replace(system, utility={**system.utility, **utility[system.name]}) for system in systems]
-    check_anything_defined(systems)
+    evaluation.check_anything_defined(systems)
     has_embeddings = any(report.identification for report in systems[0].report.conditions.values())
     settings = {"scoring": "cosine", "similarity": "geometric"} if has_embeddings else {}
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples", "intervals"}
@@ -201,7 +179,7 @@ def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str
                 by_encoder[short] = _evaluate_with_attributes(full_name, embeddings, options, metric)
                 if options.out is not None and not options.no_audio and not options.samples:
                     options.samples = pick_worst_and_best_speakers(by_encoder[short], embeddings, files)
-            evaluated += prepend_strongest_encoder(name, by_encoder)
+            evaluated += evaluation.prepend_strongest_encoder(name, by_encoder)
     return evaluated
 
 
@@ -225,31 +203,32 @@ def _evaluate_with_attributes(
     name: str, embeddings: Embeddings, options: Namespace, metric: VoicePrivacy
 ) -> EvaluatedSystem:
     with show_progress(f"scoring {name}"):
-        weights = read_weights_or_empty(options.weights, set(embeddings.group_names))
-        system = evaluate_embeddings(name, embeddings, metric, weights)
+        weights = trial_protocol.read_weights_or_empty(options.weights, set(embeddings.group_names))
+        system = evaluation.evaluate_embeddings(name, embeddings, metric, weights)
         if options.attributes is None:
             return system
-        return add_attributes(system, embeddings, options.attributes, options.intervals)
+        return evaluation.add_attributes(system, embeddings, options.attributes, options.intervals)
 
 
 def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     _reject_unused_option(options, "a list of trials")
     files = EmbeddingFiles(options.inputs[0] if options.inputs else None, options.format, options.strip_suffix)
     original, protected = (files.read_side(getattr(options, role) or (), role) for role in ("original", "protected"))
-    protocol = read_protocol_options(options)
-    complete, check = drop_missing_trials(protocol, (original, protected))
+    protocol = trial_protocol.read_protocol_options(options)
+    complete, check = trial_protocol.drop_missing_trials(protocol, (original, protected))
     protocol = complete if options.partial else protocol
-    scoring, weights = _read_scoring(options), read_weights_or_empty(options.weights, set(protocol.group_of.values()))
-    listed = score_protocol(original, protected, protocol, scoring)
-    system = evaluate_listed_trials(options.title, listed, weights, options.intervals)
+    scoring, groups = _read_scoring(options), set(protocol.group_of.values())
+    weights = trial_protocol.read_weights_or_empty(options.weights, groups)
+    listed = trial_protocol.score_protocol(original, protected, protocol, scoring)
+    system = evaluation.evaluate_listed_trials(options.title, listed, weights, options.intervals)
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
-    embeddings = [TrialEmbeddings(original, protected, protocol)]
-    return add_attacks_and_matrices(system, embeddings, scoring, options.intervals, not options.no_attacks)
+    embeddings, is_attacked = [trial_protocol.TrialEmbeddings(original, protected, protocol)], not options.no_attacks
+    return trial_protocol.add_attacks_and_matrices(system, embeddings, scoring, options.intervals, is_attacked)
 
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
-    results = find_score_and_vector_files(folder)
+    results = challenge.find_score_and_vector_files(folder)
     is_read_from_scores = all(result.is_read_from_scores for result in results)
     _reject_unused_option(options, "a folder of scores" if is_read_from_scores else "a folder of embeddings")
     scoring = "cosine" if is_read_from_scores else _read_scoring(options)
@@ -257,22 +236,23 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
     has_several = {field: len({getattr(result, field) for result in results}) > 1 for field in fields}
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = defaultdict(dict)
     for result in results:
-        listed, embeddings = read_listed_trials(result, scoring, options.speakers)
-        weights = read_weights_or_empty(options.weights, set(listed.groups)) or result.official_weights
+        listed, embeddings = challenge.read_listed_trials(result, scoring, options.speakers)
+        weights = trial_protocol.read_weights_or_empty(options.weights, set(listed.groups)) or result.official_weights
         short = name if name and not has_several["system"] else f"{name} {result.system}".strip()
         short = printable(f"{short} {result.dataset}" if has_several["dataset"] else short)
         attacker = result.attacker or "another attacker"
         full_name = f"{short}, {attacker}" if has_several["attacker"] else short
         system = replace(
-            evaluate_listed_trials(full_name, listed, weights, options.intervals),
+            evaluation.evaluate_listed_trials(full_name, listed, weights, options.intervals),
             dataset=result.dataset,
             challenge_condition_names=result.challenge_condition_names,
-            utility=find_utility(folder, result.suffix, result.dataset, not has_several["system"]),
+            utility=challenge.find_utility(folder, result.suffix, result.dataset, not has_several["system"]),
         )
-        by_attacker[short][attacker] = add_attacks_and_matrices(
+        by_attacker[short][attacker] = trial_protocol.add_attacks_and_matrices(
             system, embeddings, scoring, options.intervals, not options.no_attacks
         )
-    return [system for short, systems in by_attacker.items() for system in prepend_strongest_encoder(short, systems)]
+    ranked = [evaluation.prepend_strongest_encoder(short, systems) for short, systems in by_attacker.items()]
+    return [system for systems in ranked for system in systems]
 
 
 def _find_score_files(options: Namespace) -> tuple[dict[str, str], str | None]:
@@ -311,9 +291,8 @@ def _evaluate_scores(
         with show_progress(f"calibrating {name}"):
             for one in trials.values() if options.speakers else ():
                 _check_speakers_are_listed(one, speaker_of, options.speakers)
-            systems.append(
-                evaluate_trials(name, trials, fit, speaker_of, options.similarity or "geometric", options.intervals)
-            )
+            similarity: Literal["geometric", "sigmoid"] = options.similarity or "geometric"
+            systems.append(evaluation.evaluate_trials(name, trials, fit, speaker_of, similarity, options.intervals))
     return systems
 
 
@@ -333,7 +312,7 @@ def _check_speakers_are_listed(trials: Trials, speaker_of: Mapping[str, str], pa
     if "trial" not in trials.frame.columns:
         raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
     for names in trials.frame.select("enrol", "trial"):
-        missing = names.filter(look_up_speakers_or_null(names, speaker_of).is_null()).unique().sort()
+        missing = names.filter(trial_protocol.look_up_speakers_or_null(names, speaker_of).is_null()).unique().sort()
         if len(missing):
             message = f"expected the speaker of every utterance, but {len(missing):,} are missing: {quote(missing[0])}"
             raise InputError(message, path)

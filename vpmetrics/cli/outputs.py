@@ -15,17 +15,7 @@ from vpmetrics import __version__
 from vpmetrics._engine.registry import CI_SUFFIXES
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
-from vpmetrics.cli import exit_on_interrupted_import
-from vpmetrics.cli.comparison import (
-    Pair,
-    check_columns,
-    collect_checks,
-    compare_pairs_by_disclosure,
-    table_of_changes,
-    table_of_pairs,
-    table_of_systems,
-    verdict_of_systems,
-)
+from vpmetrics.cli import comparison, exit_on_interrupted_import, summary
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.results import (
     RESULTS,
@@ -36,15 +26,6 @@ from vpmetrics.cli.results import (
     encode_json,
     make_results,
     write_files,
-)
-from vpmetrics.cli.summary import (
-    THRESHOLDS,
-    check_lines,
-    comparison_lines,
-    summary_lines,
-    summary_rows,
-    verdict_lines,
-    verdict_of,
 )
 from vpmetrics.cli.tables import Cell, Table, clean, tables_of_system
 
@@ -75,9 +56,9 @@ class Content:
     samples: Sequence[Sample] = ()
 
     @cached_property
-    def pairs(self) -> list[Pair]:
+    def pairs(self) -> list[comparison.Pair]:
         """The pairs of systems that can be compared."""
-        return compare_pairs_by_disclosure(self.systems, self.run.settings.get("intervals"))
+        return comparison.compare_pairs_by_disclosure(self.systems, self.run.settings.get("intervals"))
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -85,10 +66,10 @@ class Content:
         systems = self.systems
         if len(systems) == 1 and tuple(self.columns) == ("default",):
             return tables_of_system(systems[0])
-        tables = [table_of_systems(systems, self.title, self.columns)]
+        tables = [comparison.table_of_systems(systems, self.title, self.columns)]
         if len(systems) == 2:
-            tables.append(table_of_changes(systems[0], systems[1], self.run.settings.get("intervals")))
-        tables.append(table_of_pairs(self.pairs))
+            tables.append(comparison.table_of_changes(systems[0], systems[1], self.run.settings.get("intervals")))
+        tables.append(comparison.table_of_pairs(self.pairs))
         details = [(system.name, table) for system in systems for table in tables_of_system(system)]
         tables += [table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details]
         return [table for table in tables if table.rows]
@@ -110,7 +91,7 @@ class Content:
 
 def check_output_options(options: Namespace) -> None:
     """Raise for unknown columns, and for a folder or JSON file that cannot be written, or that both would write."""
-    check_columns(options.columns)
+    comparison.check_columns(options.columns)
     if options.out is not None:
         check_output_folder(options.out)
     if options.json is None or str(options.json) == "-":
@@ -202,7 +183,7 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
 
     models, body = [], [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
     for system in systems:
-        verdict, rows, metrics = verdict_of(system), summary_rows(system), []
+        verdict, rows, metrics = summary.verdict_of(system), summary.summary_rows(system), []
         for row in rows:
             kind = re.sub(r"\W+", "_", row.heading.lower()).strip("_")
             ends = {"args": dict(zip(("low", "high"), row.cell.ends, strict=True))} if row.cell.interval else {}
@@ -220,7 +201,7 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     # JSON is YAML.
     metadata = {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}
     front_matter = json.dumps(metadata, indent=1, ensure_ascii=False)
-    footer = f"{THRESHOLDS} Measured with vpmetrics {__version__}."
+    footer = f"{summary.THRESHOLDS} Measured with vpmetrics {__version__}."
     return "\n".join(["---", front_matter, "---", "", *body, footer, ""])
 
 
@@ -231,17 +212,18 @@ def _print_summary(content: Content, options: Namespace, console: Console) -> No
         from vpmetrics.cli.table_formats import print_tables
 
     if len(content.systems) > 1:
-        verdict = verdict_lines(verdict_of_systems(content.systems, content.pairs))
-        lines = [*verdict, "", *check_lines(collect_checks(content.systems)), *comparison_lines(content.systems)]
+        lines = [*summary.verdict_lines(comparison.verdict_of_systems(content.systems, content.pairs)), ""]
+        lines += summary.check_lines(comparison.collect_checks(content.systems))
+        lines += summary.comparison_lines(content.systems)
     else:
-        lines = summary_lines(content.systems[0])
+        lines = summary.summary_lines(content.systems[0])
     styled_lines = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]
     styled_lines += [(line, "" if number else "bold") for number, line in enumerate([*lines, ""])]
     for line, style in styled_lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     if options.all:
         print_tables(content.tables, console)
-        console.print(THRESHOLDS, style="dim", highlight=False)
+        console.print(summary.THRESHOLDS, style="dim", highlight=False)
     if content.intervals:
         console.print(f"In brackets: {content.intervals}.", style="dim", markup=False, highlight=False)
     for note in content.notes:

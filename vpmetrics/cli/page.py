@@ -19,19 +19,9 @@ from vpmetrics import __version__
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE
+from vpmetrics.cli import summary
 from vpmetrics.cli.comparison import collect_checks, verdict_of_systems
 from vpmetrics.cli.results import describe_inputs
-from vpmetrics.cli.summary import (
-    MARKS,
-    MOST_BITS,
-    THRESHOLDS,
-    conditions_meant_to_hide,
-    disclosure_in_condition,
-    shares_of,
-    sort_by_dataset_and_disclosure,
-    summary_rows,
-    verdict_of,
-)
 from vpmetrics.cli.tables import condition_with_challenge_name, conditions_in_table_order
 from vpmetrics.plotting.figures import FIGURES, PAGE, draw_all_figures
 
@@ -87,7 +77,12 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     systems = content.systems
     several = len(systems) > 1
     conditions = dict.fromkeys(name for system in systems for name in conditions_in_table_order(system) if name)
-    attacked = dict.fromkeys(name for system in systems for name in conditions_meant_to_hide(system))
+    attacked = dict.fromkeys(name for system in systems for name in summary.conditions_meant_to_hide(system))
+    # Of each system its name, its level of leakage and what each condition discloses.
+    glances = []
+    for system in summary.sort_by_dataset_and_disclosure(systems) if several else ():
+        disclosures = [summary.disclosure_in_condition(system, name) for name in attacked]
+        glances.append((system.name, summary.verdict_of(system).level, disclosures))
     keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
     loader = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
@@ -95,20 +90,16 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         version=__version__,
         title=content.title,
         lead=content.lead,
-        headline=verdict_of_systems(systems, content.pairs) if several else verdict_of(systems[0]),
+        headline=verdict_of_systems(systems, content.pairs) if several else summary.verdict_of(systems[0]),
         checks=collect_checks(systems),
-        marks=MARKS,
-        thresholds=THRESHOLDS,
-        limits=[100 * bits / MOST_BITS for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
-        cards=[] if several else summary_rows(systems[0]),
+        marks=summary.MARKS,
+        thresholds=summary.THRESHOLDS,
+        limits=[100 * bits / summary.MOST_BITS for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
+        cards=[] if several else summary.summary_rows(systems[0]),
         attacked=[condition or "scores" for condition in attacked],
-        # Of each system its name, its level of leakage and what each condition discloses.
-        glances=[
-            (system.name, verdict_of(system).level, [disclosure_in_condition(system, name) for name in attacked])
-            for system in (sort_by_dataset_and_disclosure(systems) if several else ())
-        ],
-        shares_of=shares_of,
-        most=f"{MOST_BITS:.3f}",
+        glances=glances,
+        shares_of=summary.shares_of,
+        most=f"{summary.MOST_BITS:.3f}",
         intervals=content.intervals,
         conditions=[(condition_with_challenge_name(name, systems), CONDITION_TITLES[name]) for name in conditions],
         notes=content.notes,
