@@ -63,36 +63,6 @@ def write_npz(folder, voices):
     return [folder / "all.npz"]
 
 
-def write_named_npz(folder, voices):
-    sides = {"a": voices.original, "b": voices.protected["B2"], "original": voices.original[:3]}
-    np.savez(folder / "all.npz", c=voices.names, **sides)
-    return [folder / "all.npz", "--original", "a", "--protected", "b", "--speakers", "c"]
-
-
-def write_npy(folder, voices):
-    np.save(folder / "o.npy", voices.original)
-    np.savez(folder / "p.npz", b2=voices.protected["B2"], other=1)
-    (folder / "speakers.txt").write_text("\n".join(voices.names))
-    return ["--original", folder / "o.npy", "--protected", f"{folder}/p.npz:b2", "--speakers", folder / "speakers.txt"]
-
-
-def write_pt(folder, voices):
-    content = {"original": voices.original, "protected": voices.protected["B2"], "speakers": voices.names}
-    torch.save(content, folder / "all.pt")
-    return [folder / "all.pt"]
-
-
-def write_ark(folder, voices):
-    """Kaldi archives in different orders."""
-    order = np.random.default_rng(0).permutation(len(voices.names))
-    for side, rows in (("o", range(len(order))), ("p", order)):
-        vectors = voices.original if side == "o" else voices.protected["B2"]
-        lines = [f"{voices.utterances[k]}  [ {' '.join(map(repr, vectors[k].tolist()))} ]\n" for k in rows]
-        (folder / f"{side}.ark").write_text("".join(lines))
-    write_utt2spk(folder, voices)
-    return ["--original", folder / "o.ark", "--protected", folder / "p.ark", "--utt2spk", folder / "utt2spk"]
-
-
 def write_utt2spk(folder, voices):
     pairs = zip(voices.utterances, voices.names, strict=True)
     (folder / "utt2spk").write_text("".join(f"{utterance} {name}\n" for utterance, name in reversed(list(pairs))))

@@ -69,22 +69,24 @@ def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level)
     assert "no attack tried" in "\n".join(summary_lines(one))
 
 
-def test_verdict_names_the_strongest_attack_and_its_data():
-    one = attacked()
-    assert verdict_of(one).level == "high"
-    text = text_of(one)
-    assert "learns 0.370 of at most 0.721 bit in OP" in text
-    assert "The strongest attack tried, “ridge to original”, needs pairs of both sides." in text
-    assert "chance 0.012" in text
-    assert "No attack" not in text
-
-
-def test_linkable_protected_speech_gives_high_leakage():
-    linked = attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6, pp_strongest=1)
-    assert verdict_of(linked).level == "high"
-    assert "learns 0.667 of at most 0.721 bit in PP" in text_of(linked)
-    assert "In OP an attacker learns" in text_of(linked)
-    assert summary_rows(linked)[0].cell.text == "0.667"
+@pytest.mark.parametrize(
+    ("one", "level", "texts"),
+    [
+        (attacked(), "high", ["learns 0.370 of at most 0.721 bit in OP", "chance 0.012",
+         "The strongest attack tried, “ridge to original”, needs pairs of both sides."]),
+        (attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6, pp_strongest=1), "high",
+         ["learns 0.667 of at most 0.721 bit in PP", "In OP an attacker learns"]),
+        (system("x", 0.0, checks=[Check("speakers", "ok", "40")]), "low", ["No attack was tried"]),
+        *((system("x", 0.0, op_d_ece=0.04, op_d_ece_reversed=0.0, disclosure_low=0.02, disclosure_high=high), level,
+           [f"learns 0.040 [0.020, {high:.3f}]", *["goes by the upper end"] * (level != "low")])
+          for high, level in ((0.047, "low"), (0.08, "moderate"), (0.30, "high"))),
+    ],
+)  # fmt: skip
+def test_verdict_names_the_strongest_attack_and_goes_by_the_upper_end(one, level, texts):
+    assert verdict_of(one).level == level
+    assert all(text in text_of(one) for text in texts), text_of(one)
+    assert ("No attack" in text_of(one)) == (not one.report.attacks)
+    assert summary_rows(one)[0].cell.value == pytest.approx(one.get_or_nan("disclosure"))
 
 
 def test_condition_within_does_not_count_as_disclosure():
@@ -95,19 +97,9 @@ def test_condition_within_does_not_count_as_disclosure():
     assert verdict_of(one).level == "low"
 
 
-@pytest.mark.parametrize(("high", "level"), [(0.047, "low"), (0.08, "moderate"), (0.30, "high")])
-def test_the_verdict_goes_by_the_upper_end(high, level):
-    one = system("x", 0.0, op_d_ece=0.04, op_d_ece_reversed=0.0, disclosure_low=0.02,
-                 disclosure_high=high)  # fmt: skip
-    assert verdict_of(one).level == level
-    assert f"learns 0.040 [0.020, {high:.3f}]" in text_of(one)
-    assert ("goes by the upper end" in text_of(one)) == (level != "low")
-
-
 def test_leakage_is_not_low_where_a_check_failed():
-    failed, passed = Check("encoder", "failed", "It does not tell speakers apart."), Check("speakers", "ok", "40")
-    assert verdict_of(system("x", 0.0, checks=[passed])).level == "low"
-    one = system("x", 0.0, checks=[passed, failed, Check("duplicates", "warning", "2 recordings")])
+    checks = [Check(name, status, "It.") for name, status in (("a", "ok"), ("encoder", "failed"), ("b", "warning"))]
+    one = system("x", 0.0, checks=checks)
     assert verdict_of(one).level == "unknown"
     assert "cannot be trusted: encoder failed" in text_of(one)
     lines = summary_lines(one)
