@@ -214,7 +214,8 @@ def read_embeddings(
     guessed = {role: column for role, column in columns.items() if column.alias is not None}
     if any(column.alias != role for role, column in guessed.items()):
         taken = (f"{column.alias if container else column.source} as {role}" for role, column in guessed.items())
-        notes = (f"{f'{container}: ' if container else ''}taken {', '.join(taken)}",)
+        where = f"{container}: " if container else ""
+        notes = (f"{where}taken {', '.join(taken)}",)
     is_named = original.utterances is not None or protected.utterances is not None
     named_files = {column.path for column in columns.values() if column.utterances is not None}
     if len(named_files) > 1 or (is_named and original.path != protected.path):
@@ -339,6 +340,5 @@ def _pack_columns(columns: Mapping[str, Column], notes: tuple[str, ...]) -> Embe
     utterances, sessions = (
         columns[role].number_labels(rows)[0] if role in columns else None for role in ("utterances", "sessions")
     )
-    return Embeddings(
-        original, protected, speakers, speaker_names, utterances, notes, sessions=sessions, utterance_names=names
-    )
+    embeddings = Embeddings(original, protected, speakers, speaker_names, utterances, notes, sessions)
+    return embeddings._replace(utterance_names=names)
