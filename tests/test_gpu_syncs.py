@@ -4,7 +4,7 @@ import pytest
 import torch
 from cases import ATTRIBUTE_CASE, CASES, RUN_CASES
 from samples import gaussians, people
-from second_device import Looking, sent
+from second_device import looking, sent
 from torch.utils._pytree import tree_leaves
 
 import vpmetrics as vp
@@ -13,8 +13,8 @@ from vpmetrics._engine import pair_blocks
 
 def utterances(count, each):
     """Utterances of speakers with so many each."""
-    original, protected, speakers = people(number=count // each, each=each, width=5, dtype=torch.float32)
-    return {"original": original, "protected": protected, "speakers": speakers}
+    rows = people(number=count // each, each=each, width=5, dtype=torch.float32)
+    return dict(zip(("original", "protected", "speakers"), rows, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -23,20 +23,20 @@ def test_update_syncs_only_for_validation(case, device):
     for validate_args, most in ((False, 0), (True, 2)):  # a list of at most two flags, in one look
         metric = case.metric(validate_args=validate_args).to(device)
         metric.update(**first)
-        with Looking() as updating:
+        with looking() as seen:
             metric.update(**second)
-        assert sum(updating.looks) <= most, updating.looks
+        assert sum(seen[0]) <= most, seen
         assert {tensor.device.type for tensor in tree_leaves(metric.metric_state)} == {"second"}
 
 
 def count_syncs(metric, batches, device):
-    """Return the transfers of `compute`."""
+    """Return the reads and copies of `compute`."""
     metric = metric.to(device)
     for batch in batches:
-        metric.update(**batch)
-    with Looking() as computing:
+        metric.update(**sent(batch, device))
+    with looking() as seen:
         metric.compute()
-    return computing.looks.transfers
+    return sum(seen[0][:3])
 
 
 # Reads and copies in one `compute`, whether of 120 utterances or of 200,000; six at most of those that are not here.
@@ -54,7 +54,6 @@ def test_compute_syncs_are_independent_of_data_size(case, device, monkeypatch):
         trials = dict(zip(("preds", "target"), gaussians(count // 3, count - count // 3), strict=True))
         rows = trials if "preds" in case.batches()[0] else utterances(count, each)
         batches = [rows | {"run": run} for run in (0, 1)] if case in RUN_CASES else [rows]
-        batches = [sent(batch, device) for batch in batches]
         found[name] = count_syncs(case.metric(validate_args=False), batches, device)
     assert max(found.values()) <= MOST.get(str(case), 6), found
     if str(case) not in ("SinglingOut", "StrongestAttack"):  # sets are drawn, and folds are as many as fit
@@ -65,4 +64,4 @@ def test_compute_syncs_are_independent_of_data_size(case, device, monkeypatch):
 def test_headline_with_standard_attacks_has_bounded_syncs(device):
     for count, each in ((80, 5), (160, 10)):
         metric = vp.VoicePrivacy(validate_args=False)
-        assert count_syncs(metric, [sent(utterances(count, each), device)], device) <= 110
+        assert count_syncs(metric, [utterances(count, each)], device) <= 110

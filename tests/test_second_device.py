@@ -8,13 +8,13 @@ from typing import ClassVar
 import pytest
 import test_contract as contract
 import torch
-from cases import EMBEDDING_CASES, RUN_CASES, SCORE_CASES, assert_same, join
-from leaking_voices import by_hand, loader
+from cases import EMBEDDING_CASES, SCORE_CASES, assert_same
+from leaking_voices import by_hand
 from loss_batches import LOSSES
 from samples import voices
 from second_device import sent
 from torch.testing import assert_close
-from training import PACKAGES, anonymiser, watch
+from training import PACKAGES, fit, watch
 
 import vpmetrics as vp
 from vpmetrics import functional as F
@@ -42,16 +42,7 @@ def moved(case, device):
     )
 
 
-def last_variant(check):
-    """The last way the contract tests call a check, but for the case; the others differ little on a device."""
-    marks = [mark.args for mark in check.pytestmark if mark.name == "parametrize" and mark.args[0] != "case"]
-    return {name: values[-1] for name, values in marks}
-
-
-def cases_of(check):
-    return next(mark.args[1] for mark in check.pytestmark if mark.args[0] == "case")
-
-
+# Those that move, keep or make tensors.
 CHECKS_OF_STATES = (
     contract.test_reset_clone_pickle_and_copy,
     contract.test_update_keeps_no_graph_and_no_alias,
@@ -65,26 +56,22 @@ CHECKS_OF_VALUES = (
     contract.test_forward_has_a_gradient_only_with_the_surrogate,
 )
 # Metrics of embeddings share their states; these two have more of them.
-SHARE_STATES = {str(case) for case in EMBEDDING_CASES} - {"VoiceSimilarityMatrix", "StrongestAttack"}
+SHARE_STATES = [case for case in EMBEDDING_CASES if str(case) not in ("VoiceSimilarityMatrix", "StrongestAttack")]
 
 
-def is_checked_elsewhere(check, case):
-    """The numbers of the suite are compared along every route below."""
-    is_suite = str(case) == "VoicePrivacy" and check is contract.test_forward_is_update_and_the_value_of_the_batch
-    return is_suite or (check in CHECKS_OF_STATES and str(case) in SHARE_STATES)
+def checks():
+    """Each check with each of its cases, and the last way the contract tests call it: others differ little here."""
+    for check in (*CHECKS_OF_STATES, *CHECKS_OF_VALUES):
+        values = dict(mark.args for mark in check.pytestmark if mark.name == "parametrize")
+        for case in values.pop("case"):
+            if check in CHECKS_OF_VALUES or case not in SHARE_STATES:
+                last = {name: choices[-1] for name, choices in values.items()}
+                yield pytest.param(check, case, last, id=f"{check.__name__.removeprefix('test_')}-{case}")
 
 
-CHECKS = [
-    pytest.param(check, case, id=f"{check.__name__.removeprefix('test_')}-{case}")
-    for check in (*CHECKS_OF_STATES, *CHECKS_OF_VALUES)  # those that move, keep or make tensors
-    for case in cases_of(check)
-    if not is_checked_elsewhere(check, case)
-]
-
-
-@pytest.mark.parametrize(("check", "case"), CHECKS)
-def test_metric_contract_holds_on_the_device(check, case, device):
-    check(case=moved(case, device), **last_variant(check))
+@pytest.mark.parametrize(("check", "case", "last"), list(checks()))
+def test_metric_contract_holds_on_the_device(check, case, last, device):
+    check(case=moved(case, device), **last)
 
 
 def test_tensors_on_two_devices_raise(device):
@@ -100,8 +87,8 @@ def test_tensors_on_two_devices_raise(device):
 
 def utterances(device="cpu", *columns):
     """Five utterances of each of twelve speakers; among the recordings one of each speaker is there twice."""
-    rows = voices(utterances=5)
     number = torch.arange(60) % 5  # of the utterance
+    rows = voices(utterances=5)
     known = {
         "utterances": torch.arange(60) - (number == 4).long(),
         "sessions": number % 3,
@@ -109,11 +96,6 @@ def utterances(device="cpu", *columns):
         "is_reference": number % 2 == 0,
     }
     return sent(rows | {name: known[name] for name in columns}, device)
-
-
-def plda():
-    rows = utterances()
-    return PLDA().fit(rows["original"], rows["speakers"])
 
 
 SUITES = {
@@ -125,7 +107,7 @@ SUITES = {
     "population": ({"sizes": (2, 5)}, ()),
     "smooth": ({"bandwidth": 0.1}, ()),
     "distances": ({"scoring": "euclidean", "similarity": "sigmoid", "rank_model": "beta_binomial"}, ()),
-    "PLDA": ({"scoring": plda}, ()),
+    "PLDA": ({"scoring": PLDA().fit(utterances()["original"], utterances()["speakers"])}, ()),
 }
 
 
@@ -135,12 +117,14 @@ def test_suite_matches_the_cpu_for_every_setting(name, device, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0 if name == "binned" else pair_blocks.FEW_PAIRS)
     monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 16)
     settings, columns = SUITES[name]
-    settings = {"attacks": None, "metrics": "all"} | settings
     reports = []
     for place in ("cpu", device):
-        scoring = settings.get("scoring", "cosine")
-        scoring = scoring().to(place) if callable(scoring) else scoring
-        metric = vp.VoicePrivacy(**{**settings, "scoring": scoring}).to(place)
+        # A scoring with tensors is a module, and moves.
+        given = {
+            key: copy.deepcopy(value).to(place) if key == "scoring" and name == "PLDA" else value
+            for key, value in settings.items()
+        }
+        metric = vp.VoicePrivacy(**{"attacks": None, "metrics": "all"} | given).to(place)
         metric.update(**utterances(place, *columns))
         assert_same(metric.report().scalars, metric.compute())
         reports.append(metric.report())
@@ -150,54 +134,37 @@ def test_suite_matches_the_cpu_for_every_setting(name, device, monkeypatch):
     assert all(value.device.type == "second" for value in there.scalars.values())
 
 
-THRESHOLDS = [
-    {"thresholds": 32},
-    {"thresholds": 16, "score_range": (-4.0, 4.0)},
-    {"thresholds": torch.linspace(-3, 3, 9)},
-]
-
-
-@pytest.mark.parametrize("settings", THRESHOLDS, ids=["learnt", "ranged", "given"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"thresholds": 32},
+        {"thresholds": 16, "score_range": (-4.0, 4.0)},
+        {"thresholds": torch.linspace(-3, 3, 9)},
+    ],
+    ids=["learnt", "ranged", "given"],
+)
 @pytest.mark.parametrize("kind", [vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate])
 def test_histogram_error_bounds_match_the_cpu(kind, settings, device):
-    metrics = [kind(**settings).to(place) for place in ("cpu", device)]
+    here, there = (kind(**settings).to(place) for place in ("cpu", device))
     for batch in SCORE_CASES[0].batches():
-        for metric, place in zip(metrics, ("cpu", device), strict=True):
-            metric.update(**sent(batch, place))
-    here, there = metrics
+        here.update(**batch)
+        there.update(**sent(batch, device))
     assert_same(there.compute(), here.compute())
     assert_same(there.error_bound(), here.error_bound())
-
-
-def with_runs(device):
-    runs = [batch for batch in RUN_CASES[0].batches() if batch["run"] in (0, 1)]
-    parts = [join([batch for batch in runs if batch["run"] == run]) for run in (1, 0)]
-    return [sent(part, device)[key] for part in parts for key in ("preds", "target")]
 
 
 def scored(device):
     return [sent(SCORE_CASES[0].batches()[0], device)[key] for key in ("preds", "target")]
 
 
-def matrices(device):
-    return F.voice_similarity_matrix(**utterances(device))
-
-
-FUNCTIONS = {
+FUNCTIONS = {  # those that no metric calls
     "isotonic_regression": lambda d: F.isotonic_regression(utterances(d)["original"]),
     "pav_llr": lambda d: F.pav_llr(*scored(d), laplace=True),
     "pav_llr, smooth": lambda d: F.pav_llr(*scored(d), bandwidth=0.1),
     "ece_profile": lambda d: F.ece_profile(*scored(d), torch.linspace(-4, 4, 9).to(d)),
     "raw_equal_error_rate": lambda d: F.raw_equal_error_rate(*scored(d)),
     "min_dcf": lambda d: F.min_dcf(*scored(d)),
-    "cllr": lambda d: F.cllr(*scored(d)),
-    "linkability": lambda d: F.linkability(*scored(d)),
-    "calibration_distortion": lambda d: F.calibration_distortion(*with_runs(d), "isotonic"),
-    "calibration_distortion, linear": lambda d: F.calibration_distortion(*with_runs(d), "linear"),
-    "voice_similarity_matrix": matrices,
-    "diagonal_dominance": lambda d: F.diagonal_dominance(matrices(d).op, log_domain=True),
-    "de_identification": lambda d: F.de_identification(matrices(d).oo, matrices(d).op),
-    "voice_distinctiveness": lambda d: F.voice_distinctiveness(matrices(d).oo, matrices(d).pp),
+    "diagonal_dominance": lambda d: F.diagonal_dominance(F.voice_similarity_matrix(**utterances(d)).op, True),
     "fit_beta_binomial": lambda d: F.fit_beta_binomial(torch.tensor([40.0, 20.0, 10.0, 10.0]).to(d)),
     "local_information_disclosure": lambda d: F.local_information_disclosure(
         utterances(d)["original"], utterances(d)["speakers"], 1.5
@@ -268,21 +235,12 @@ def test_monitored_training_logs_match_the_cpu(package, device):
         seen: ClassVar[set] = set()
 
         def on_validation_batch_end(self, trainer, module, outputs, *_):
-            self.seen.update({outputs["protected"].device.type, module.layer.weight.device.type})
-            assert trainer.strategy.root_device.type == "second"
+            places = trainer.strategy.root_device, outputs["protected"].device, module.layer.weight.device
+            self.seen.update(place.type for place in places)
 
-    monitor = watch()
-    trainer = pl.Trainer(
-        max_epochs=2,
-        strategy=strategies.SingleDeviceStrategy(device=device, accelerator=OnSecond()),
-        callbacks=[monitor, Where()],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(anonymiser(pl), loader(), loader())
+    monitor, strategy = watch(), strategies.SingleDeviceStrategy(device=device, accelerator=OnSecond())
+    fit(pl, [monitor, Where()], epochs=2, strategy=strategy, accelerator="auto")
     assert Where.seen == {"second"}
-    expected = [by_hand(share) for share in (0.9, 0.6)]
-    for row, values in zip(monitor.history, expected, strict=True):
+    for row, share in zip(monitor.history, (0.9, 0.6), strict=True):
+        values = by_hand(share)
         assert_same({name: row[name] for name in values}, values, atol=1e-5)

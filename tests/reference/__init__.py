@@ -1,6 +1,6 @@
 """Every definition once more, in plain NumPy float64: slow, obvious, and written from the papers, not from the code."""
 
-from . import (
+from . import (  # noqa: F401
     attacks,
     bootstrap,
     isotonic,
@@ -13,17 +13,3 @@ from . import (
     verification,
     zebra,
 )
-
-__all__ = [
-    "attacks",
-    "bootstrap",
-    "isotonic",
-    "local",
-    "population",
-    "rank",
-    "similarity",
-    "speakers",
-    "strongest",
-    "verification",
-    "zebra",
-]

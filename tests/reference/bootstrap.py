@@ -4,7 +4,6 @@ import numpy as np
 from scipy.stats import t
 
 from . import similarity, verification
-from .isotonic import pav_llr
 
 
 def repeated(preds, target, speakers, drawn):
@@ -14,16 +13,12 @@ def repeated(preds, target, speakers, drawn):
     speakers; two copies of one speaker have none.
     """
     scores, labels = [], []
-    trials = list(zip(preds, target, *speakers, strict=True))
     for p, one in enumerate(drawn):
         for q, other in enumerate(drawn):
-            met = [
-                (score, is_target)
-                for score, is_target, enrol, probe in trials
-                if (enrol, probe) == (one, other) and (is_target if p == q else one != other)
-            ]
-            scores += [score for score, _ in met]
-            labels += [is_target for _, is_target in met]
+            for score, is_target, enrol, probe in zip(preds, target, *speakers, strict=True):
+                if (enrol, probe) == (one, other) and (is_target if p == q else one != other):
+                    scores.append(score)
+                    labels.append(is_target)
     return np.array(scores), np.array(labels)
 
 
@@ -56,12 +51,7 @@ def similarity_matrix(original, protected, speakers, drawn, condition):
                     preds.append(score)
                     labels.append(is_target)
                     cells.append((p, q))
-    matrix = np.full((len(drawn), len(drawn)), np.nan)
-    llr = pav_llr(np.array(preds), np.array(labels), laplace=True)
-    for cell in set(cells):
-        own = [value for value, where in zip(llr, cells, strict=True) if where == cell]
-        matrix[cell] = np.exp(-np.mean(np.logaddexp(0, -np.array(own))))
-    return matrix
+    return similarity.matrix_of_cells(np.array(preds), np.array(labels), np.array(cells), len(drawn))
 
 
 def measures(preds, target, edges):

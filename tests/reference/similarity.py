@@ -32,23 +32,25 @@ def trials(original, protected, speakers, condition):
 def similarity_matrix(original, protected, speakers, condition, similarity="geometric"):
     """M of equation 6, speakers ascending, calibrated by PAV with Laplace's rule within its condition.
 
-    ``geometric`` is the mean of 2022, ``sigmoid`` the sigmoid of the mean LLR of 2020. A cell without trials is NaN.
+    ``geometric`` is the mean of 2022, ``sigmoid`` the sigmoid of the mean LLR of 2020.
     """
     scores, target, pairs = trials(original, protected, speakers, condition)
+    names, place = np.unique(speakers, return_inverse=True)
+    cells = place[np.array(pairs)]
     if condition != "OP":  # for matrices both orders of a pair count
-        scores, target = np.tile(scores, 2), np.tile(target, 2)
-        pairs = [*pairs, *((j, i) for i, j in pairs)]
-    names = np.unique(speakers).tolist()
-    cells = [[[] for _ in names] for _ in names]
-    for llr, (i, j) in zip(pav_llr(scores, target, laplace=True), pairs, strict=True):
-        cells[names.index(speakers[i])][names.index(speakers[j])].append(llr)
-    matrix = np.full((len(names), len(names)), np.nan)
-    for row, column in np.ndindex(matrix.shape):
-        llr = np.array(cells[row][column])
-        if len(llr) and similarity == "geometric":
-            matrix[row, column] = np.exp(-np.mean(np.logaddexp(0, -llr)))  # ln sigmoid(x) = -ln(1 + e^-x)
-        elif len(llr):
-            matrix[row, column] = 1 / (1 + np.exp(-np.mean(llr)))
+        scores, target, cells = np.tile(scores, 2), np.tile(target, 2), np.vstack([cells, cells[:, ::-1]])
+    return matrix_of_cells(scores, target, cells, len(names), similarity)
+
+
+def matrix_of_cells(scores, target, cells, size, similarity="geometric"):
+    """The same from trials and the row and column of each. A cell without trials is NaN."""
+    matrix, llr = np.full((size, size), np.nan), pav_llr(scores, target, laplace=True)
+    for row, column in np.unique(cells, axis=0):
+        own = llr[np.all(cells == (row, column), axis=1)]
+        if similarity == "geometric":
+            matrix[row, column] = np.exp(-np.mean(np.logaddexp(0, -own)))  # ln sigmoid(x) = -ln(1 + e^-x)
+        else:
+            matrix[row, column] = 1 / (1 + np.exp(-np.mean(own)))
     return matrix
 
 

@@ -23,14 +23,13 @@ def deal(vectors, speakers, most=5):
 def chance_by_fold(original, protected, speakers):
     """Binned scores of pairs of two speakers of a fold, and whether one comes next to the other."""
     dealt, folds = deal(original, speakers)
-    scores, labels = [[] for _ in range(folds)], [[] for _ in range(folds)]
-    for i in range(len(speakers)):
-        for j in range(len(speakers)):
-            (fold, place), (other, place_of_other) = dealt[speakers[i]], dealt[speakers[j]]
-            if fold == other and place != place_of_other:
-                scores[fold].append(np.floor((cosine(original[i], protected[j]) + 1) * BINS / 2))
-                labels[fold].append(int(place + 1 == place_of_other))
-    return [np.array(each) for each in scores], [np.array(each) for each in labels]
+    found = [[] for _ in range(folds)]
+    for i, j in np.ndindex(len(speakers), len(speakers)):
+        (fold, place), (other, place_of_other) = dealt[speakers[i]], dealt[speakers[j]]
+        if fold == other and place != place_of_other:
+            cell = np.floor((cosine(original[i], protected[j]) + 1) * BINS / 2)
+            found[fold].append((cell, place + 1 == place_of_other))
+    return [np.array(each)[:, 0] for each in found], [np.array(each)[:, 1].astype(int) for each in found]
 
 
 def two_sided(scores, targets):

@@ -57,28 +57,6 @@ def ece(llr_tar, llr_non, prior_log_odds):
     return (prior * miss + expit(-prior_log_odds) * false_alarm) / np.log(2)
 
 
-def ece_profile(preds, target, prior_log_odds):
-    """Prior entropy (equation 12), ECE of the PAV LLRs, ECE of the scores taken as LLRs; one value per prior."""
-    nothing = np.zeros(1)
-    profile = [
-        [ece(tar, non, log_odds) for log_odds in prior_log_odds]
-        for tar, non in [(nothing, nothing), split(pav_llr(preds, target), target), split(preds, target)]
-    ]
-    return tuple(np.array(profile))
-
-
-def d_ece_by_integration(llr_tar, llr_non, step=0.1, limit=60.0):
-    """The area between prior and posterior ECE over the prior: the left-hand side of equation 13.
-
-    In log-odds x the measure is d pi = sigmoid(x) sigmoid(-x) dx and the integrand is analytic and falls off
-    exponentially, where the trapezoid rule converges faster than any power of the step.
-    """
-    nothing, area = np.zeros(1), 0.0
-    for x in np.arange(-limit, limit, step):
-        area += (ece(nothing, nothing, x) - ece(llr_tar, llr_non, x)) * expit(x) * expit(-x) * step
-    return area
-
-
 TO_END = {"xtol": 1e-14, "rtol": 1e-14}
 
 

@@ -3,20 +3,18 @@
 It stays registered with PyTorch until the process ends; built once by whatever C++ compiler there is, in five seconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 import subprocess
 import types
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from cases import Batch, mapped
+from cases import mapped
 from torch._subclasses import fake_tensor
 
 _SOURCE = Path(__file__).parent / "backend.cpp"
@@ -30,22 +28,23 @@ class Looks(NamedTuple):
     to_device: int  # copies of what the host made
     shapes: int  # results whose shape depends on values
 
-    def __sub__(self, before: Looks) -> Looks:
-        return Looks(*(now - then for now, then in zip(self, before, strict=True)))
 
-    @property
-    def transfers(self) -> int:
-        """All but shapes."""
-        return self.reads + self.to_host + self.to_device
+@contextmanager
+def looking():
+    """Count looks: ``with looking() as seen: ...``, then ``seen[0]``."""
+    before, seen = torch.ops.second_device.counts(), []
+    yield seen
+    after = torch.ops.second_device.counts()
+    seen.append(Looks(*(now - then for now, then in zip(after, before, strict=True))))
 
 
-def compiler() -> str | None:
+def compiler():
     """A C++ compiler, if there is any."""
     return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
 
 
 @cache
-def second_device() -> torch.device:
+def second_device():
     """The device, registered."""
     torch.ops.load_library(_built())
     torch.utils.rename_privateuse1_backend("second")
@@ -57,44 +56,28 @@ def second_device() -> torch.device:
     return torch.device("second")
 
 
-def sent(batch: Batch, device: torch.device | str) -> Batch:
+def sent(batch, device):
     """The batch with every tensor on the device."""
     return mapped(batch, lambda tensor: tensor.detach().to(device))
 
 
-class Looking:
-    """Counts looks: ``with Looking() as seen: ...``, then ``seen.looks``."""
-
-    def __enter__(self) -> Looking:
-        self._before = _counts()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.looks = _counts() - self._before
-
-
-def _counts() -> Looks:
-    return Looks(*torch.ops.second_device.counts())
-
-
-def _built() -> Path:
+def _built():
     """The library, from the cache unless its source, PyTorch or the compiler are others."""
-    cxx, torch_home = compiler() or "c++", Path(torch.__file__).parent
-    made_from = _SOURCE.read_text() + f"{torch.__version__} {torch_home} {cxx}"
+    cxx, home = compiler(), Path(torch.__file__).parent
+    made_from = _SOURCE.read_text() + f"{torch.__version__} {home} {cxx}"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vpmetrics"
     library = cache / f"second_device_{hashlib.sha256(made_from.encode()).hexdigest()[:16]}.so"
     if not library.exists():
         cache.mkdir(parents=True, exist_ok=True)
         draft = library.with_suffix(f".{os.getpid()}")  # several processes may come here at once
-        headers = (f"-I{torch_home / 'include' / part}" for part in ("", "torch/csrc/api/include"))
-        libraries = (f"-L{torch_home / 'lib'}", "-ltorch_cpu", "-lc10")
-        options = ("-shared", "-fPIC", "-O0", "-w", "-std=c++20", *headers)
-        subprocess.run([cxx, *options, str(_SOURCE), "-o", str(draft), *libraries], check=True)
+        options = ["-shared", "-fPIC", "-O0", "-w", "-std=c++20", f"-I{home}/include", f"-L{home}/lib"]
+        options += [f"-I{home}/include/torch/csrc/api/include", "-ltorch_cpu", "-lc10"]
+        subprocess.run([cxx, str(_SOURCE), "-o", str(draft), *options], check=True)
         draft.replace(library)
     return library
 
 
-def _module() -> types.ModuleType:
+def _module():
     """What PyTorch asks ``torch.second`` for."""
     module = types.ModuleType("second")
     answers = {"is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True}
@@ -102,7 +85,6 @@ def _module() -> types.ModuleType:
         setattr(module, name, lambda *_, answer=answer: answer)
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module.get_rng_state = lambda _=0: torch.get_rng_state()
-    module.set_rng_state = lambda *_: None
-    module.manual_seed_all = lambda _: None
+    module.set_rng_state = module.manual_seed_all = lambda *_: None
     module.device = lambda _: nullcontext()
     return module
