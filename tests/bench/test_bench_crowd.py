@@ -1,6 +1,5 @@
 """Re-identification in a population compared with the bare matrix product and with the package of its authors."""
 
-import math
 import time
 
 import legal_eval
@@ -90,16 +89,3 @@ warm.compute()
     print(f"\n{metric}: " + ", ".join(f"{number} people x 5: +{size:.0f} MB" for number, size in used.items()))
     assert used[5000] < 250
     assert used[5000] < 2.3 * used[2500] + 20
-
-
-def test_singling_out_cost_for_twenty_thousand_people():
-    number = 20_000
-    rows, speakers = voices(number, 4)
-    metric = SinglingOut(sizes=(1000, number), draws=2)
-    metric.update(protected=rows, speakers=speakers)
-    start = time.perf_counter()
-    values = metric.compute()
-    print(f"\n{number} people x 4, one of 1,000 and of {number} singled out: {time.perf_counter() - start:.1f} s")
-    assert all(value.isfinite() for value in values.values())
-    # Disjoint references of two, conversations of one, a voice three times as weak as the noise of two: some are.
-    assert values["singling_out_1000"] > math.exp(-1)
