@@ -36,9 +36,9 @@ class Counting(torch.nn.Module):
 def folder(tmp_path):
     """Three speakers, recordings of unlike length and sample rate."""
     for number in range(12):
-        rate = (8000, 16000, 44100)[number % 3]
+        rate, speaker = (8000, 16000, 44100)[number % 3], f"p{number % 3}"
         samples = noise(0.2 + 0.1 * (number * 5 % 12), rate, seed=number)
-        write(tmp_path / "wavs" / f"p{number % 3}" / f"p{number % 3}_{number}.wav", samples, rate)
+        write(tmp_path / "wavs" / speaker / f"{speaker}_{number}.wav", samples, rate)
     return tmp_path / "wavs"
 
 
@@ -212,9 +212,9 @@ def test_partial_skips_pairs_with_a_broken_side(pairs, encoder):
 
 def test_segments_are_rows(tmp_path, encoder):
     samples = noise(2.7)
-    write(tmp_path / "o" / "p1_1.wav", samples, subtype="FLOAT")
-    write(tmp_path / "o" / "p2_1.wav", samples[:16000], subtype="FLOAT")
-    write(tmp_path / "o" / "p2_2.wav", samples[:6000], subtype="FLOAT")
+    for folder, size in (("o", None), ("p", 39000)):
+        for name, end in (("p1_1", size), ("p2_1", 16000), ("p2_2", 6000)):
+            write(tmp_path / folder / f"{name}.wav", samples[:end], subtype="FLOAT")
     embedded = embed_folder(tmp_path / "o", encoder, segment_seconds=1.0)
     assert embedded.utterances == ["p1_1#1", "p1_1#2", "p1_1#3", "p2_1#1", "p2_2#1"]
     assert embedded.speakers == ["p1", "p1", "p1", "p2", "p2"]
@@ -222,9 +222,6 @@ def test_segments_are_rows(tmp_path, encoder):
     expected = torch.cat([describe(piece[None]) for piece in (*pieces, pieces[0], pieces[0][:6000])])
     assert_embeddings(embedded.embeddings, expected)
     # A protected recording a little shorter has a segment less; both sides keep as many.
-    write(tmp_path / "p" / "p1_1.wav", samples[:39000])
-    write(tmp_path / "p" / "p2_1.wav", samples[:16000])
-    write(tmp_path / "p" / "p2_2.wav", samples[:6000])
     voices = embed_pairs(pair_recordings(tmp_path / "o", tmp_path / "p"), encoder, segment_seconds=1.0)
     assert voices.utterances == ["p1_1#1", "p1_1#2", "p2_1#1", "p2_2#1"]
 

@@ -132,8 +132,7 @@ def test_transformers(tmp_path, kind, norm):
     transformers = sys.modules["transformers"]
     encoder = load_encoder(f"transformers:{folder}")
     assert (encoder.dimension, encoder.sample_rate) == (5, 16000)
-    assert encoder.is_differentiable
-    assert not encoder.is_weak
+    assert (encoder.is_differentiable, encoder.is_weak) == (True, False)
     extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
     model = transformers.AutoModelForAudioXVector.from_pretrained(folder).eval()
     padded, sizes = waves(8000, 12000)
@@ -218,23 +217,16 @@ def install(monkeypatch, name: str, **attributes) -> None:
 def test_pyannote_by_its_documented_signature(monkeypatch, pooled):
     """``PretrainedSpeakerEmbedding``: `(B, 1, T)` and masks `(B, T)` in, NumPy out."""
 
-    class PretrainedSpeakerEmbedding:
-        sample_rate, model_ = 16000, pooled
+    @torch.inference_mode()
+    def embed(waveforms, masks=None):
+        masks = torch.ones_like(waveforms[:, 0]) if masks is None else masks
+        return pooled(waveforms[:, 0], masks.sum(1).long()).numpy()
 
-        def __init__(self, embedding, device=None):
-            assert (embedding, device) == ("pyannote/embedding", torch.device("cpu"))
-
-        def __call__(self, waveforms, masks=None):
-            masks = torch.ones_like(waveforms[:, 0]) if masks is None else masks
-            with torch.inference_mode():
-                return self.model_(waveforms[:, 0], masks.sum(1).long()).numpy()
-
-    module = "pyannote.audio.pipelines.speaker_verification"
-    install(monkeypatch, module, PretrainedSpeakerEmbedding=PretrainedSpeakerEmbedding)
+    load = Mock(return_value=Mock(side_effect=embed, sample_rate=16000, model_=pooled))
+    install(monkeypatch, "pyannote.audio.pipelines.speaker_verification", PretrainedSpeakerEmbedding=load)
     encoder = load_encoder("pyannote:pyannote/embedding")
-    assert encoder.dimension == 6
-    assert not encoder.is_differentiable
-    assert encoder.can_pad
+    load.assert_called_once_with("pyannote/embedding", device=torch.device("cpu"))
+    assert (encoder.dimension, encoder.is_differentiable, encoder.can_pad) == (6, False, True)
     assert_padding_is_ignored(encoder, 8000, 12000)
 
 
@@ -242,23 +234,17 @@ def test_pyannote_by_its_documented_signature(monkeypatch, pooled):
 def test_nemo_by_its_documented_signature(monkeypatch, pooled, source, loader):
     """``EncDecSpeakerLabelModel``: ``input_signal`` and ``input_signal_length`` in, logits and embeddings out."""
 
-    class EncDecSpeakerLabelModel(nn.Module):
-        cfg = types.SimpleNamespace(preprocessor=types.SimpleNamespace(sample_rate=16000))
-
-        def __init__(self, source, map_location=None):
-            assert (source, map_location) == (given, torch.device("cpu"))
-            super().__init__()
-            self.network = pooled
+    class Model(nn.Module):
+        cfg, network = types.SimpleNamespace(preprocessor=types.SimpleNamespace(sample_rate=16000)), pooled
 
         def forward(self, input_signal, input_signal_length):
             return torch.zeros(len(input_signal), 3), self.network(input_signal, input_signal_length)
 
-    given = source
-    setattr(EncDecSpeakerLabelModel, loader, EncDecSpeakerLabelModel)
-    install(monkeypatch, "nemo.collections.asr.models", EncDecSpeakerLabelModel=EncDecSpeakerLabelModel)
+    library = Mock(spec=[loader], **{f"{loader}.return_value": Model()})
+    install(monkeypatch, "nemo.collections.asr.models", EncDecSpeakerLabelModel=library)
     encoder = load_encoder(f"nemo:{source}")
-    assert encoder.dimension == 6
-    assert encoder.is_differentiable
+    getattr(library, loader).assert_called_once_with(source, map_location=torch.device("cpu"))
+    assert (encoder.dimension, encoder.is_differentiable) == (6, True)
     assert_padding_is_ignored(encoder, 8000, 12000)
 
 

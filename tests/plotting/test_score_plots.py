@@ -65,8 +65,7 @@ def test_the_det_curve_lies_on_probit_axes_and_marks_the_raw_eer(trials):
     curve, marker = [line for line in ax.lines if line.get_gid() != "chance"][1:]
     false_alarm, miss = error_rates(preds.numpy(), target.numpy())
     expected = np.interp(norm.cdf(curve.get_xdata()), false_alarm[::-1], miss[::-1])
-    shown = norm.cdf(curve.get_ydata())
-    np.testing.assert_allclose(shown, expected, atol=1e-6)
+    np.testing.assert_allclose(norm.cdf(curve.get_ydata()), expected, atol=1e-6)
     assert marker.get_gid() == "system"
     np.testing.assert_allclose(norm.cdf([marker.get_xdata()[0], marker.get_ydata()[0]]), eer, atol=1e-6)
     assert marker.get_label() == f"OP ({100 * eer:.2f})"
