@@ -30,6 +30,14 @@ def trade_off(pl, epochs):
     return anonymiser(pl, [(1 + epoch) / epochs for epoch in numbers], [float(epochs - epoch) for epoch in numbers])
 
 
+def keep(pl, folder, module, epochs, budget=0.4, ckpt_path=None, **options):
+    """Train with checkpoints named by epoch, and the last one; return the callbacks."""
+    checkpoint = keeper(budget=budget, dirpath=folder, filename="{epoch}", save_last=True, **options)
+    monitor = watch(**SMALL)
+    fit(pl, [monitor, checkpoint], module, epochs=epochs, ckpt_path=ckpt_path)
+    return checkpoint, monitor
+
+
 def read_front(folder, name="pareto_front"):
     return json.loads((folder / f"{name}.json").read_text())
 
@@ -69,8 +77,7 @@ def test_best_utility_within_the_budget(package, tmp_path, mode):
 
 @pytest.mark.parametrize(("size", "files"), [({"save_top_k": 1}, 1), ({}, 5), ({"save_top_k": -1}, 8)])
 def test_front_keeps_requested_files_and_all_measurements(pl, tmp_path, size, files):
-    checkpoint = keeper(budget=0.3, dirpath=tmp_path, filename="{epoch}", save_last=True, **size)
-    fit(pl, [watch(**SMALL), checkpoint], trade_off(pl, 8), epochs=8)
+    checkpoint, _ = keep(pl, tmp_path, trade_off(pl, 8), 8, budget=0.3, **size)
     kept = {f"epoch={epoch}.ckpt" for epoch in epochs_of(checkpoint)}
     assert (len(kept), checkpoint.within_budget) == (files, True)
     assert set(names_in(tmp_path)) == {*kept, "last.ckpt"}
@@ -221,14 +228,10 @@ def test_a_utility_of_the_training_step(pl, tmp_path):
 
 @both_packages
 def test_resumed_in_mid_run(pl, tmp_path):
-    def run(folder, epochs, ckpt_path=None):
-        checkpoint, monitor = keeper(budget=0.4, dirpath=folder, filename="{epoch}", save_last=True), watch(**SMALL)
-        fit(pl, [monitor, checkpoint], anonymiser(pl, SHARES, LOSSES), epochs=epochs, ckpt_path=ckpt_path)
-        return monitor, checkpoint
-
-    whole, expected = run(tmp_path / "whole", 5)
-    run(tmp_path / "parts", 2)
-    monitor, checkpoint = run(tmp_path / "parts", 5, tmp_path / "parts" / "last.ckpt")
+    module = anonymiser(pl, SHARES, LOSSES)
+    expected, whole = keep(pl, tmp_path / "whole", module, 5)
+    keep(pl, tmp_path / "parts", anonymiser(pl, SHARES, LOSSES), 2)
+    checkpoint, monitor = keep(pl, tmp_path / "parts", module, 5, ckpt_path=tmp_path / "parts" / "last.ckpt")
     for row, other in zip(monitor.history, whole.history, strict=True):
         assert_same({**row, "seconds": 0}, {**other, "seconds": 0})
     kept, expected_points = ([p._replace(path="") for p in each.pareto_front] for each in (checkpoint, expected))
@@ -238,32 +241,25 @@ def test_resumed_in_mid_run(pl, tmp_path):
 
 
 def test_resume_accepts_new_folder_new_budget_and_missing_file(pl, tmp_path):
-    first = keeper(budget=0.4, dirpath=tmp_path / "a", filename="{epoch}", save_last=True)
-    fit(pl, [watch(**SMALL), first], anonymiser(pl, SHARES, LOSSES))
+    keep(pl, tmp_path / "a", anonymiser(pl, SHARES, LOSSES), 4)
     (tmp_path / "a" / "epoch=2.ckpt").unlink()
-    second = keeper(budget=0.7, dirpath=tmp_path / "b", filename="{epoch}")
-    module = anonymiser(pl, SHARES, LOSSES)
+    module, last = anonymiser(pl, SHARES, LOSSES), tmp_path / "a" / "last.ckpt"
     with pytest.warns(UserWarning, match="finds 3 of the 4 checkpoints it kept"):
-        fit(pl, [watch(**SMALL), second], module, epochs=5, ckpt_path=tmp_path / "a" / "last.ckpt")
+        second, _ = keep(pl, tmp_path / "b", module, 5, budget=0.7, ckpt_path=last)
     assert sorted(epochs_of(second)) == [0, 1, 3]
     assert all(Path(point.path).exists() for point in second.pareto_front)
 
 
 def test_a_moved_folder_is_resumed_with_its_whole_front(pl, tmp_path):
-    def run(folder, epochs, **options):
-        checkpoint = keeper(budget=0.2, dirpath=tmp_path / folder, filename="{epoch}", save_last=True)
-        fit(pl, [watch(**SMALL), checkpoint], trade_off(pl, 8), epochs=epochs, **options)
-        return checkpoint
-
-    run("before", 6)
+    keep(pl, tmp_path / "before", trade_off(pl, 8), 6, budget=0.2)
     shutil.move(tmp_path / "before", tmp_path / "after")
     last = tmp_path / "after" / "last.ckpt"
-    second = run("after", 7, ckpt_path=last)
+    second, _ = keep(pl, tmp_path / "after", trade_off(pl, 8), 7, budget=0.2, ckpt_path=last)
     assert len(second.pareto_front) == 5
     assert all(point.path.startswith(str(tmp_path / "after")) for point in second.pareto_front)
     assert len(names_in(tmp_path / "after")) == 6
     assert [row["epoch"] for row in read_front(tmp_path / "after")["measured"]] == list(range(7))
-    third = run("third", 8, ckpt_path=last)
+    third, _ = keep(pl, tmp_path / "third", trade_off(pl, 8), 8, budget=0.2, ckpt_path=last)
     assert sum("/after/" in point.path for point in third.pareto_front) >= 3
 
 
