@@ -291,7 +291,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             entry, label = _find_scalar(name), insert_before_loader_suffix(name, self._compared_suffix)
             labels = f"{label}, {entry.unit.name}" if entry and entry.unit.name else label, self.utility
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
-            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.make_stacked_axes()[0], ends)
+            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.make_axes()[0], ends)
             for write in writers:
                 write(f"{suffix_first_component(name, '_figures')}/pareto_front", figure, step)
 

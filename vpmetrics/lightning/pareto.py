@@ -63,7 +63,15 @@ class ParetoFront:
         # Points are removed one by one, each time the one whose neighbours are nearest to each other. The chosen point
         # stays, and both ends if possible. Of two equal gaps, the point of larger disclosure is removed.
         while 0 < self.size < len(kept):
-            gaps = self._neighbour_gaps(kept)
+            gaps = [0.0] * len(
+                kept
+            )  # between the neighbours of each point, as shares of the width; infinite at both ends
+            for values in zip(*map(self._costs, kept), strict=True):
+                order = sorted(range(len(kept)), key=values.__getitem__)
+                width = values[order[-1]] - values[order[0]] or 1.0
+                for before, index, after in zip(order, order[1:], order[2:], strict=False):
+                    gaps[index] += (values[after] - values[before]) / width
+                gaps[order[0]] = gaps[order[-1]] = math.inf
             _, index = min((gaps[index], -index) for index, other in enumerate(kept) if other != chosen)
             del kept[-index]
         self.kept = kept
@@ -75,17 +83,6 @@ class ParetoFront:
     def _is_at_least_as_good(self, one: ParetoPoint, other: ParetoPoint) -> bool:
         """Return whether ``one`` is at least as good as ``other`` in every cost."""
         return all(map(le, self._costs(one), self._costs(other)))
-
-    def _neighbour_gaps(self, points: Sequence[ParetoPoint]) -> list[float]:
-        """Return the distance between the neighbours of each point, as shares of the width; infinite at both ends."""
-        gaps = [0.0] * len(points)
-        for values in zip(*map(self._costs, points), strict=True):
-            order = sorted(range(len(points)), key=values.__getitem__)
-            width = values[order[-1]] - values[order[0]] or 1.0
-            for before, index, after in zip(order, order[1:], order[2:], strict=False):
-                gaps[index] += (values[after] - values[before]) / width
-            gaps[order[0]] = gaps[order[-1]] = math.inf
-        return gaps
 
     def to_json(self, folder: str, utility: str) -> str:
         """Return budgets, kept and chosen points and every measurement as JSON, with paths relative to the folder."""

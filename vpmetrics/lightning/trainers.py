@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torchmetrics.utilities import rank_zero_warn
@@ -16,16 +15,12 @@ from torchmetrics.utilities import rank_zero_warn
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
-def import_installed_packages() -> list[ModuleType]:
-    """Return every installed Lightning package."""
-    packages = [import_module(name) for name in _PACKAGES if find_spec(name.partition(".")[0])]
-    if not packages:
-        raise ImportError(
-            "Expected `pytorch-lightning` or `lightning` to be installed, but found neither. "
-            "Run `pip install 'vpmetrics[lightning]'`."
-        )
-    return packages
-
+_INSTALLED = [import_module(name) for name in _PACKAGES if find_spec(name.partition(".")[0])]
+if not _INSTALLED:
+    raise ImportError(
+        "Expected `pytorch-lightning` or `lightning` to be installed, but found neither. "
+        "Run `pip install 'vpmetrics[lightning]'`."
+    )
 
 if TYPE_CHECKING:
     from pytorch_lightning.callbacks import Callback, ModelCheckpoint
@@ -34,10 +29,10 @@ if TYPE_CHECKING:
     ModelCheckpointBase = ModelCheckpoint
 else:
 
-    class CallbackBase(*(package.Callback for package in import_installed_packages())):
+    class CallbackBase(*(package.Callback for package in _INSTALLED)):
         """A callback for the Trainer of every installed package."""
 
-    class ModelCheckpointBase(*(package.callbacks.ModelCheckpoint for package in import_installed_packages())):
+    class ModelCheckpointBase(*(package.callbacks.ModelCheckpoint for package in _INSTALLED)):
         """A checkpoint callback for the Trainer of every installed package."""
 
 

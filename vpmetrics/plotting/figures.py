@@ -41,14 +41,10 @@ class FigureLayout(NamedTuple):
     columns: int
     is_page: bool
 
-    def make_stacked_axes(self, count: int = 1) -> list[Axes]:
-        """Return axes of full width on one new figure, one below the other."""
-        return axes_in_grid(count, self.size, 1)
-
-    def make_panel_axes(self, count: int, size: tuple[float, float]) -> list[Axes]:
-        """Return axes on one new figure, side by side; on a card, one panel has the full width."""
-        if count == 1 and not self.is_page:
-            return self.make_stacked_axes()
+    def make_axes(self, count: int = 1, size: tuple[float, float] | None = None) -> list[Axes]:
+        """Return axes on one new figure: panels of a size side by side, or of full width, one below the other."""
+        if size is None or (count == 1 and not self.is_page):  # on a card, one panel has the full width
+            return axes_in_grid(count, self.size, 1)
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
 
@@ -117,7 +113,7 @@ def _overlay_conditions(draw: DrawCondition, has_data: HasData = lambda _: True)
 
     def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = _choose_conditions(systems, has_data)
-        axes = layout.make_stacked_axes(min(1, len(chosen)))
+        axes = layout.make_axes(min(1, len(chosen)))
         for shown in chosen:
             draw(shown, axes[0])
         return _finish_figure(axes)
@@ -139,7 +135,7 @@ def _panel_per_condition(
             linked = "across" if any(shown.condition == "across" for shown in chosen) else "PP"
             chosen = [shown for shown in chosen if shown.condition in ("OP", linked)] or chosen
             chosen = chosen[: 2 if size[0] < 5 else 1]
-        axes = layout.make_panel_axes(len(chosen), size)
+        axes = layout.make_axes(len(chosen), size)
         for shown, ax in zip(chosen, axes, strict=True):
             draw(shown, ax)
         for name in shared_axes if axes else ():
@@ -160,7 +156,7 @@ def _axes_per_system(
 
     def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = [system for system in systems if has_data(system)]
-        axes = layout.make_panel_axes(len(chosen), size) if size else layout.make_stacked_axes(len(chosen))
+        axes = layout.make_axes(len(chosen), size)
         for system, ax in zip(chosen, axes, strict=True):
             draw(system, ax)
             ax.set_title(as_label(system.name) if len(chosen) > 1 else "", fontsize="medium")
@@ -181,7 +177,7 @@ def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayo
     points = [row for row in points if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))]
     if not points or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
-    (ax,) = layout.make_stacked_axes()
+    (ax,) = layout.make_axes()
     # Original speech gives a single point its scale.
     draw_deid_gvd([(choose_original_name(systems), {"deid": 0, "gvd": 0}), *points], ax)
     return _finish_figure([ax])
@@ -190,7 +186,7 @@ def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayo
 def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
     measured = [system for system in systems if math.isfinite(system.get_or_nan("disclosure"))]
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
-    axes = layout.make_stacked_axes(len(names))
+    axes = layout.make_axes(len(names))
     for name, ax in zip(names, axes, strict=True):
         points = [(each.name, each.scalars, each.utility[name]) for each in measured if name in each.utility]
         draw_utility(points, name, utility_direction(name) == "low", ax)
@@ -291,7 +287,7 @@ def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) 
     chosen = [shown for shown in chosen if shown.condition not in ("OO", "within")]
     if not chosen or not layout.is_page:
         return None
-    axes = layout.make_panel_axes(2, (4.8, 3.6))
+    axes = layout.make_axes(2, (4.8, 3.6))
     for shown in chosen:
         bits_over = shown.system.report.bits_over
         values = bits_over(_doubling_conversation_lengths(shown)) if bits_over is not None else {}
