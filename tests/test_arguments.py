@@ -254,10 +254,7 @@ def test_invalid_calls_raise(call, error, message):
 
 @pytest.mark.parametrize(
     ("error", "slopes"),
-    [
-        (TypeError, ["x", {}, int, True, tensor([1, 2, 3])]),
-        (ValueError, [NAN, torch.ones(2), torch.ones(3, 1)]),
-    ],
+    [(TypeError, ["x", {}, int, True, tensor([1, 2, 3])]), (ValueError, [NAN, torch.ones(2), torch.ones(3, 1)])],
 )
 def test_functions_accept_one_slope_or_one_per_trial(error, slopes):
     rows = torch.eye(3), torch.arange(3)

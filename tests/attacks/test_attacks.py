@@ -103,12 +103,7 @@ FORMULAS = [
     (SquaresToProtected(), 0.1, lambda: (SQUARES @ reference.ridge(KNOWN_O**2, KNOWN_P, 0.1), CP), 1e-9),
     # 1e-6 of the largest singular value softens the smallest by about 1e-10.
     (Procrustes(), None, lambda: (CO, CP @ reference.procrustes(KNOWN_P, KNOWN_O)), 1e-7),
-    (
-        CanonicalCorrelation(),
-        (1e-2, 0.3),
-        lambda: (CO @ CANONICAL[0], CP @ CANONICAL[1]),
-        1e-9,
-    ),
+    (CanonicalCorrelation(), (1e-2, 0.3), lambda: (CO @ CANONICAL[0], CP @ CANONICAL[1]), 1e-9),
     (WithinClassWhitening(), ("full", 1e-2), partial(whitened, is_diagonal=False), 1e-9),
     (WithinClassWhitening(), ("diagonal", 1e-2), partial(whitened, is_diagonal=True), 1e-9),
     (PLDA(), 1e-2, weighed_by_plda, 1e-8),

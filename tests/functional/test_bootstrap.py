@@ -12,42 +12,32 @@ from samples import UNDEFINED, trials
 from torch.testing import assert_close
 
 from vpmetrics import functional as F
-from vpmetrics._engine.condition_scores import collect_pair_scores, collect_trial_scores
-from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.pair_blocks import PairBlocks
-from vpmetrics._engine.references import form_condition_trials
-from vpmetrics._engine.scorers import resolve_scoring
-from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
-from vpmetrics.functional.bootstrap import (
-    MEASURES,
-    SpeakerTrials,
-    _sum_inputs_by_speaker,
-)
+from vpmetrics.functional.bootstrap import MEASURES
 
 implementation = sys.modules["vpmetrics.functional.bootstrap"]  # its function has the same name
 EVERYTHING = implementation.EMBEDDING_MEASURES
 
 
-def drawing(rows, speakers, seed=1):
-    """Speakers drawn with replacement, and how often each is."""
-    drawn = torch.randint(speakers, (rows, speakers), generator=torch.Generator().manual_seed(seed))
-    return drawn, torch.zeros(rows, speakers).scatter_add(1, drawn, torch.ones(rows, speakers))
+@pytest.fixture
+def drawn(monkeypatch):
+    """Places of the six speakers of each of eight replicates, which are drawn from now on."""
+    places = torch.randint(6, (8, 6), generator=torch.Generator().manual_seed(3))
+    weights = torch.stack([torch.ones(6).long(), *(row.bincount(minlength=6) for row in places)]).double()
+    monkeypatch.setattr(implementation, "_draw_weights", lambda *_: weights)
+    return places
 
 
 @pytest.mark.parametrize(("spread", "tied"), [(0.3, False), (1.5, False), (0.0, False), (0.6, True)])
-def test_weights_equal_repeated_trials_of_a_speaker(spread, tied):
+def test_replicates_equal_repeated_trials_of_a_speaker(spread, tied, drawn):
     preds, target, speakers = trials(spread, tied=tied)
-    labels, places = torch.stack(speakers).unique(return_inverse=True)
-    table = SpeakerTrials(collect_trial_scores(preds, target), preds, target, places, len(labels))
-    drawn, weights = drawing(12, 6)
-    values = table.compute_measures(weights.double(), MEASURES)
+    found = F.bootstrap(preds, target, speakers, replicates=8)
     edges = np.linspace(preds.min(), preds.max(), int(target.sum()) // 10 + 1)
     given = preds.tolist(), target.tolist(), [side.tolist() for side in speakers]
     for row, places in enumerate(drawn):
-        scores, again = reference.bootstrap.repeated(*given, labels[places].tolist())
+        scores, again = reference.bootstrap.repeated(*given, speakers[0].unique()[places].tolist())
         by_hand = reference.bootstrap.measures(scores, again.astype(int), edges)
-        for name, (value, _) in values.items():
-            assert value[row].item() == pytest.approx(by_hand[name], abs=1e-12, nan_ok=True), name
+        for name, (*_, replicates) in found.items():
+            assert replicates[row].item() == pytest.approx(by_hand[name], abs=1e-12, nan_ok=True), name
 
 
 def test_values_equal_the_functional_measures():
@@ -158,32 +148,24 @@ def voices(speakers=6, seed=0):
     return original.double(), (0.6 * original + noise[1]).double(), torch.tensor([7, -3, 0, 90, 4, 5, 1, 2])[place]
 
 
-@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
-def test_similarity_matrices_equal_those_of_repeated_speakers(condition):
-    rows, (drawn, weights) = voices(), drawing(8, 6, seed=3)
-    data = deduplicate_and_index(pack_utterances(*rows))
-    pairs = PairBlocks(*data.sides(CONDITIONS[condition]), 6, resolve_scoring("cosine"), CONDITIONS[condition])
-    table = SpeakerTrials(collect_pair_scores(pairs), *pairs.scores_and_labels(), pairs.trial_speakers(), 6)
-    for value, places in zip(table.diagonal_dominance(weights.double(), "geometric"), drawn, strict=True):
-        names = rows[2].unique()[places].tolist()
-        matrix = reference.bootstrap.similarity_matrix(*(row.numpy() for row in rows), names, condition)
-        assert value.item() == pytest.approx(reference.similarity.diagonal_dominance(matrix), abs=1e-12)
-
-
-def test_rank_histograms_equal_those_of_repeated_inputs():
-    original, protected, speakers = voices()
-    drawn, weights = drawing(8, 6, seed=3)
-    data = deduplicate_and_index(pack_utterances(original, protected, speakers))
-    inputs = form_condition_trials(data, CONDITIONS["OP"])
-    histograms, bits, number = _sum_inputs_by_speaker(inputs, "cosine")
-    scores, true = reference.rank.reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
-    found = F.identify(protected, speakers, original)
-    for places, row in zip(drawn, weights, strict=True):
+def test_replicates_equal_repeated_speakers_and_inputs(drawn):
+    rows = voices()
+    arrays, labels = [row.numpy() for row in rows], rows[2].unique()
+    found = F.bootstrap_embeddings(*rows, ["deid", "gvd", "op_mean_d", "op_alid"], replicates=8)
+    scores, true = reference.rank.reference_scores(*arrays)
+    bits, matrix = F.identify(rows[1], rows[2], rows[0]).bits, reference.bootstrap.similarity_matrix
+    for row, places in enumerate(drawn):
+        oo, op, pp = (matrix(*arrays, labels[places].tolist(), condition) for condition in ("OO", "OP", "PP"))
         again = [i for place in places.tolist() for i in range(len(true)) if true[i] == place]
-        expected = reference.rank.rank_histogram(scores[again], true[again])
-        assert_close(row.double() @ histograms, torch.as_tensor(expected).double(), atol=1e-12, rtol=0)
-        mean = (row.double() @ bits) / (row.double() @ number)
-        assert_close(mean, found.bits[again].mean(), atol=1e-12, rtol=0)
+        ranks = reference.rank.rank_disclosure(reference.rank.rank_histogram(scores[again], true[again]))
+        by_hand = {
+            "deid": reference.similarity.de_identification(oo, op),
+            "gvd": reference.similarity.voice_distinctiveness(oo, pp),
+            "op_mean_d": ranks["mean_d"],
+            "op_alid": bits[again].mean().item(),
+        }
+        for name, (*_, replicates) in found.items():
+            assert replicates[row].item() == pytest.approx(by_hand[name], abs=1e-12, nan_ok=True), name
 
 
 def test_embedding_values_equal_those_of_the_suite():
