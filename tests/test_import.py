@@ -37,20 +37,16 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 
 @pytest.mark.parametrize("before", [METRICS_WITHOUT_LIGHTNING_AND_RICH, "import vpmetrics.lightning"])
 def test_public_names_are_independent_of_import_order(before):
-    offered = (
-        f"import vpmetrics\nprint(*(getattr(vpmetrics, name) for name in {(*vpmetrics.__all__, *PUBLIC_MODULES)}))"
-    )
-    value = run(f"{before}\n{offered}")
+    names = (*vpmetrics.__all__, *PUBLIC_MODULES)
+    value = run(f"{before}\nimport vpmetrics\nprint(*(getattr(vpmetrics, name) for name in {names}))")
     assert value.count("<class") + value.count("<function") == len(vpmetrics.__all__)
     assert value.count("<module") == len(PUBLIC_MODULES)
 
 
 def test_only_public_names_are_importable():
     assert set(vpmetrics.__all__) <= set(dir(vpmetrics))
-    for name in vpmetrics.__all__:
-        assert getattr(vpmetrics, name).__name__ == name
-    for name in ("nothing", "_nothing", "__nothing__"):
-        assert not hasattr(vpmetrics, name)
-    scope: dict[str, object] = {}
+    assert [getattr(vpmetrics, name).__name__ for name in vpmetrics.__all__] == list(vpmetrics.__all__)
+    assert not any(hasattr(vpmetrics, name) for name in ("nothing", "_nothing", "__nothing__"))
+    scope = {}
     exec("from vpmetrics import *", scope)
     assert set(vpmetrics.__all__) <= set(scope)

@@ -65,17 +65,15 @@ def test_interval_includes_the_training_variance():
     ("labels", "reason"), [([0] * 8, "two classes"), ([0] * 6 + [1, 1], "two speakers of every class")]
 )
 def test_too_few_classes_or_speakers_are_nan_with_one_warning(labels, reason):
-    with pytest.warns(UserWarning, match=UNDEFINED) as caught:
+    with pytest.warns(UserWarning, match=f"{reason}.*{UNDEFINED}") as caught:
         found = attribute_disclosure(torch.randn(8, 3), torch.tensor(labels), torch.arange(8) // 2)
     assert len(caught) == 1
-    assert reason in str(caught[0].message)
     assert all(value.isnan() for value in found)
 
 
-@pytest.mark.filterwarnings("ignore:Intervals need")
 def test_two_speakers_have_no_interval():
-    draw = torch.Generator().manual_seed(0)
-    speakers, labels = torch.arange(20) % 2, torch.arange(20) // 5 % 2
-    result = attribute_disclosure(torch.randn(20, 3, generator=draw), labels, speakers, confidence=0.9)
+    rows, place = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)), torch.arange(20)
+    with pytest.warns(UserWarning, match="Intervals need"):
+        result = attribute_disclosure(rows, place // 5 % 2, place % 2, confidence=0.9)
     assert result.disclosure.isfinite()
     assert result.low.isnan()
