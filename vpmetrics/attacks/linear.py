@@ -207,9 +207,8 @@ class Procrustes(LinearAttack):
         r"""Return the orthogonal map that brings the sides closest: :math:`C (C^\top C)^{-1/2}` of their products."""
         products = statistics.po
         values, vectors = torch.linalg.eigh(products.T @ products)
-        tiny = torch.finfo(values.dtype).tiny
-        least = _SOFT * values.amax().clamp(min=tiny).sqrt()
-        inverse = (values.clamp(min=0) + least.square()).clamp(min=tiny).rsqrt()
+        added = (_SOFT**2 * values.amax()).clamp(min=torch.finfo(values.dtype).tiny)
+        inverse = (values.clamp(min=0) + added).rsqrt()
         return Maps(statistics.mean_o, None, statistics.mean_p, products @ (vectors * inverse) @ vectors.T)
 
 

@@ -180,6 +180,6 @@ def conversations(
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
     keys = torch.stack([row_sort_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
     members = form_conversations(group, draw_places(group, keys), utterances)
-    sides = (None if side is None else average_members(side, members) for side in (original, protected))
-    labels = (None if column is None else column[members[:, 0]] for column in (speakers, sessions))
-    return AveragedUtterances(*sides, *labels)  # type: ignore[arg-type]
+    original, protected = (None if side is None else average_members(side, members) for side in (original, protected))
+    first = members[:, 0]
+    return AveragedUtterances(original, protected, speakers[first], None if sessions is None else sessions[first])
