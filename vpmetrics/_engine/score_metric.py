@@ -153,14 +153,23 @@ class ScoreMetric(TrialMetric):
             self._store_trials(preds, target, both)
             return
         scores, columns = at_least_float32(preds.detach().flatten()), self.bin_counts.shape[1]
-        if self._learns_range and len(scores):
-            scores = widen(scores)
-            largest = torch.where(scores.isfinite(), scores.abs(), 0).amax()
-            exponent = torch.where(largest > 0, torch.frexp(largest).exponent, _LOWEST_EXPONENT).long()
-            self._widen_range(torch.maximum(self.bin_exponent, exponent))
-        bins = torch.bucketize(scores, self._edges().to(scores.dtype), right=True)
-        slots = torch.where(scores.isnan(), columns - 1, bins) + target.detach().flatten().bool() * columns
-        self.bin_counts = self.bin_counts + count_values(slots, 2 * columns).view(2, columns)
+        if len(scores):
+            slots = torch.where(scores.isnan(), columns - 1, self._find_bins(scores))
+            slots = slots + target.detach().flatten().bool() * columns
+            self.bin_counts = self.bin_counts + count_values(slots, 2 * columns).view(2, columns)
+
+    def _find_bins(self, scores: Tensor) -> Tensor:
+        """Return the bin of each score; a learnt range is widened first."""
+        if not self._learns_range:
+            return torch.bucketize(scores, self.bin_edges.to(scores.dtype), right=True)
+        finite = torch.where(scores.isfinite(), widen(scores), 0)
+        largest = finite.abs().amax()
+        exponent = torch.where(largest > 0, torch.frexp(largest).exponent, _LOWEST_EXPONENT).long()
+        self._widen_range(torch.maximum(self.bin_exponent, exponent))
+        half = self.bin_counts.shape[1] // 2 - 1
+        # Several times as fast as a search among the edges.
+        inside = (finite * torch.exp2(-self.bin_exponent.to(finite.dtype)) * half).floor().clamp(max=half - 1)
+        return torch.where(scores.isinf(), (scores > 0) * (2 * half + 1), inside.nan_to_num().long() + half + 1)
 
     @property
     def keeps_scores(self) -> bool:
