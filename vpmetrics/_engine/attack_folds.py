@@ -91,10 +91,14 @@ def assign_folds(data: EvaluationData) -> Folds:
 
 
 class UnfittedAttack(NamedTuple):
-    """An attack, its number among all, and what it is fitted on: all pairs, those of each group, or observed speech."""
+    """An attack, its number among all, and what it is fitted on: all pairs, those of each group, or observed speech.
+
+    ``settings`` to choose from, each with a way of normalising rows.
+    """
 
     number: int
     attack: Any
+    settings: Sequence[tuple[RowNormalisation, Any]]
     groups: Sequence[int | None] = (None,)
     is_observed: bool = False
 
@@ -173,24 +177,14 @@ def subsample_and_renumber(side: Utterances, kept_codes: Tensor, max_rows_per_sp
     size = size[number]
     shares = size.clamp(max=max_rows_per_speaker)
     # Row j of n is taken where floor(j m / n) grows.
-    is_taken = (place * shares).div(size, rounding_mode="floor") > ((place - 1) * shares).div(
-        size, rounding_mode="floor"
-    )
+    is_taken = place * shares % size < shares
     if side.groups is not None:  # leave a number unused: consecutive numbers mean one group
         number = number + side.groups.unique(return_inverse=True)[1]
     return replace(side, speaker_index=number).take(is_taken)
 
 
 class AttackFolds(ValueCache):
-    """All folds of some utterances: the attacks fitted for each, and the rows they compare in it.
-
-    Args:
-        data: Both sides; embeddings of unit length.
-        folds: Speakers by fold.
-        attacks: Attacks, not fitted.
-        observed: Moments of observed speech.
-        enrolment: How speakers are enrolled.
-    """
+    """All folds of utterances of unit length: the attacks fitted for each, and the rows they compare in it."""
 
     def __init__(
         self,
@@ -225,29 +219,24 @@ class AttackFolds(ValueCache):
     @cached_property
     def unfitted_attacks(self) -> list[UnfittedAttack]:
         """All attacks that can be fitted, each on whatever it can be fitted on; plain comparison first."""
-        groups, unfitted_attacks = self.data.groups(), list[UnfittedAttack]()
+        groups, number, unfitted_attacks = self.data.groups(), len(self.attacks), list[UnfittedAttack]()
         for index, attack in enumerate(self.attacks):
-            needs = getattr(attack, "needs", "")
+            needs, is_builtin = getattr(attack, "needs", ""), has_builtin_fit(attack)
+            settings = attack.choices(self.views) if is_builtin else [(UNIT, None)]
             has_pairs = len(self.paired_rows[0]) > 0 or needs != PAIRS
             if has_pairs:
-                unfitted_attacks.append(UnfittedAttack(index, attack))
-            is_linear = has_builtin_fit(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
+                unfitted_attacks.append(UnfittedAttack(index, attack, settings))
+            is_linear = is_builtin and isinstance(attack, LinearAttack) and needs != NOTHING
             if has_pairs and is_linear and len(groups) > 1:
-                unfitted_attacks.append(UnfittedAttack(len(self.attacks) + index, attack, groups))
+                unfitted_attacks.append(UnfittedAttack(number + index, attack, settings, groups))
             if self._observed is not None and learns_from_moments(attack):
-                unfitted_attacks.append(UnfittedAttack(2 * len(self.attacks) + index, attack, is_observed=True))
+                settings = attack.choices((UNIT,))
+                unfitted_attacks.append(UnfittedAttack(2 * number + index, attack, settings, is_observed=True))
         return sorted(unfitted_attacks, key=lambda each: (type(each.attack) is not Plain, each.number))
-
-    def list_settings(self, unfitted: UnfittedAttack) -> list[tuple[RowNormalisation, Any]]:
-        """Return the settings of an attack to choose from, each with a way of normalising rows."""
-        if not has_builtin_fit(unfitted.attack):
-            return [(UNIT, None)]
-        views = (UNIT,) if unfitted.is_observed else self.views
-        return list(unfitted.attack.choices(views))
 
     def fit(self, fold: int, unfitted: UnfittedAttack, setting: int) -> FittedAttack:
         """Return an attack fitted with its setting of that index, on the speakers of all other folds."""
-        attack, choice = unfitted.attack, self.list_settings(unfitted)[setting]
+        attack, choice = unfitted.attack, unfitted.settings[setting]
         if unfitted.is_observed:
             return FittedAttack(attack, {None: attack.solve_moments(self._observed, choice[1])})
         pairs = {group: self._training_pairs(fold, group) for group in unfitted.groups}

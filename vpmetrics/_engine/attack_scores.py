@@ -114,9 +114,7 @@ def count_by_setting_and_kind(scores: Tensor, kinds: Tensor, has_cosines: bool) 
 def choose_settings(counts: Tensor, sizes: Sequence[int]) -> list[list[int]]:
     """Choose a setting for each attack and fold: the one that best separates speakers in the other folds.
 
-    Args:
-        counts: Counts ``(C, K, 3, B)`` by setting of all attacks, fold, kind of pair and bin; 0 if not sampled.
-        sizes: How many settings each attack has.
+    ``counts`` ``(C, K, 3, B)`` by setting of all attacks, fold, kind and bin; ``sizes``: settings of each attack.
     """
     centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
     sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
@@ -129,12 +127,8 @@ def choose_settings(counts: Tensor, sizes: Sequence[int]) -> list[list[int]]:
 def choose_attacks(targets: Tensor, nontargets: Tensor) -> tuple[tuple[AttackAndSign, ...], Tensor]:
     """Choose an attack and a sign for every fold: the first that nearly reach the largest D_ECE on all other folds.
 
-    Args:
-        targets: Counts ``(V, K, B)`` of targets by attack, fold and bin.
-        nontargets: The same of non-targets.
-
-    Returns:
-        The choices, and D_ECE on all folds of every attack in its better direction ``(V,)``.
+    ``targets`` and ``nontargets`` ``(V, K, B)`` by attack, fold and bin. Also return D_ECE on all folds ``(V,)`` of
+    every attack in its better direction.
     """
     # Coarser cells of each attack's score axis, with about equally many trials.
     shares = [counts.sum(1) / counts.sum((1, 2))[:, None].clamp(min=1) for counts in (targets, nontargets)]
@@ -168,12 +162,8 @@ def pool_folds_by_llr(
 ) -> tuple[Steps, list[Tensor]]:
     """Pool the trials of all folds, each scored by the log-likelihood ratio of its attack, calibrated on all folds.
 
-    Args:
-        counts: Targets and non-targets ``(K, B)``, by fold and bin, of every chosen attack.
-        choices: Choice of each fold.
-
-    Returns:
-        Steps in ascending order of the ratios; and for every fold the step index of every bin ``(B,)``.
+    ``counts`` by attack: targets and non-targets ``(K, B)`` by fold and bin. Return steps in ascending order of the
+    ratios, and for every fold the step index of every bin ``(B,)``.
     """
     taken = {}
     for choice in sorted(set(choices)):

@@ -59,12 +59,8 @@ def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
 def mean_derivatives(parts: Trials, theta: Tensor, label: int) -> Tensor:
     """Return means over trials of one class of the derivatives of their costs, ``(5, F)``.
 
-    They are by slope, by offset, twice by slope, by both, and twice by offset.
-
-    Args:
-        parts: Trials of the class.
-        theta: Slope and offset of each regression, ``(F, 2)``.
-        label: 1 for targets, 0 for non-targets.
+    They are by slope, by offset, twice by slope, by both, and twice by offset. ``theta`` ``(F, 2)``: slope and offset
+    of each regression; ``label``: 1 for targets, 0 for non-targets.
     """
     (slope, offset), sums = theta.unsqueeze(-1).unbind(1), theta.new_zeros(6, len(theta))
     for scores, weights in parts:
@@ -175,15 +171,9 @@ def transferred_llr(
 def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_folds: int) -> Tensor:
     """Fit the slope of local information for each fold on all other folds, ``(F,)``; with one fold on all trials.
 
-    A slope is that of a logistic regression of target on standardised scores. Non-targets are many and share bins;
-    targets count one by one.
-
-    Args:
-        z: Standardised scores ``(R, K)`` of inputs against references.
-        is_match: Where the reference is of the true speaker, ``(R, K)``.
-        match: Standardised score of the true speaker, ``(R, 1)``.
-        fold: Fold of each input, ``(R,)``; inputs in fold ``num_folds`` are left out.
-        num_folds: How many folds there are.
+    A slope is that of a logistic regression of target on standardised scores: ``z`` ``(R, K)`` of inputs against
+    references, ``match`` ``(R, 1)`` of the true speaker. Non-targets are many and share bins; targets count one by one.
+    ``fold`` ``(R,)``: inputs in fold ``num_folds`` are left out.
     """
     is_used = fold < num_folds
     is_nontarget = ~is_match & is_used[:, None]

@@ -159,11 +159,9 @@ class CrossFittedAttacks:
     ) -> StrongestResult:
         """Return the strongest attack on a condition; NaN and one warning where it is undefined.
 
-        Args:
-            condition: One of those named to the object.
-            groups: Speakers that are left out together; attacks and choices stay as they are.
-            plain: What plain comparison finds on all trials; the result is at least that, in the better direction.
-            plain_replicates: The same of all speakers and without each group, with counts ``(1 + G, S)``.
+        ``groups`` are left out one by one; attacks and choices stay as they are. ``plain``: what plain comparison finds
+        on all trials; the result is at least that, in the better direction. ``plain_replicates`` ``(1 + G, S)``: the
+        same of all speakers and without each group.
         """
         device = self.data.speakers.device
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -204,7 +202,7 @@ class CrossFittedAttacks:
             for unfitted in self.attack_folds.unfitted_attacks
         ]
         names = [(condition.name, unfitted) for unfitted, conditions in tried for condition in conditions]
-        sizes = [len(self.attack_folds.list_settings(unfitted)) for _, unfitted in names]
+        sizes = [len(unfitted.settings) for _, unfitted in names]
         shape = sum(sizes), self.folds.num_folds
         counts = torch.zeros(*shape, 3, COARSE, dtype=torch.int32, device=device)
         scales = torch.zeros(*shape, 2, dtype=wide_dtype(device), device=device)
@@ -227,7 +225,7 @@ class CrossFittedAttacks:
         parts = []
         for unfitted, conditions in tried:
             attack = unfitted.attack
-            settings = range(len(self.attack_folds.list_settings(unfitted)) if conditions else 0)
+            settings = range(len(unfitted.settings) if conditions else 0)
             fitted = (self.attack_folds.fit(fold, unfitted, setting) for setting in settings)
             maps = [cache(each.map_side) for each in fitted]  # conditions share rows
             for condition in conditions:
@@ -319,11 +317,9 @@ class CrossFittedAttacks:
     ) -> Steps:
         """Return the trial counts after the chosen attacks, of all speakers and without each group, ``(1 + G, S)``."""
         folds, size, attacks = self.folds, len(steps.targets), self._attacks[condition.name]
-        group_of_code = torch.full(
-            (folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.sort_key_by_speaker.device
-        )
-        has_fold = folds.sort_key_by_speaker >= 0
-        group_of_code[folds.sort_key_by_speaker[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
+        # The last entry is of speakers without a fold, whose key is -1.
+        group_of_code = groups.group_of_label.new_full((folds.num_folds * folds.num_codes + 1,), groups.num_groups)
+        group_of_code[folds.sort_key_by_speaker] = groups.find_groups(self.data.speakers)
         counts = torch.zeros(2 * (groups.num_groups + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
         unused = len(counts) - 1
         for fold in self.processes.share(range(folds.num_folds)):

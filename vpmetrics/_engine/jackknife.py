@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.scalar import CI_SUFFIXES
-from vpmetrics._engine.score_counts import CountedScores, ScoresAndSteps, steps_of_both_signs
+from vpmetrics._engine.score_counts import CountedScores, ScoresAndSteps, mean_costs_between, steps_of_both_signs
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
 from vpmetrics._engine.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
@@ -105,12 +105,7 @@ class CountingCells:
         self.cell_of_bin = torch.searchsorted(self.edges, low + fine_bins / self.scale)
         reached = torch.cat([widen(torch.stack(scores.trials.span_or_nan())), self.edges])
         bounds = torch.cat([reached.amin()[None], self.edges, reached.amax()[None]])
-        self.values = (bounds[1:] + bounds[:-1]) / 2
-
-    @property
-    def num_cells(self) -> int:
-        """How many cells there are."""
-        return len(self.edges) + 1
+        self.values, self.num_cells = (bounds[1:] + bounds[:-1]) / 2, len(self.edges) + 1
 
     def find_cells(self, scores: Tensor) -> Tensor:
         """Return the cell index of every score, in the shape of ``scores``."""
@@ -119,7 +114,8 @@ class CountingCells:
         return self.cell_of_bin.index_select(0, bins.flatten()).view(x.shape)
 
 
-class ReplicateCellCounts(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ReplicateCellCounts:
     """Trials per cell of the score axis, ``(1 + G, C)``: of all speakers, then without each group.
 
     ``similarity_weights`` ``(2, 2, C)``: derivatives of the mean similarity and of the mean of its logarithm, within
@@ -132,24 +128,23 @@ class ReplicateCellCounts(NamedTuple):
     groups: JackknifeGroups
     similarity_weights: Tensor | None = None
 
-    @property
+    @cached_property
     def min_speakers_per_class(self) -> int:
         """The smaller of two numbers of speakers (or groups): with target trials, and with non-target trials."""
         return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
-    @property
+    @cached_property
     def measure_input(self) -> ScoresAndSteps:
         """The trials, as score measures take them."""
         cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
-        trials = CountedScores(cells.values, counts, partial(cells.trials.mean_costs_between, cells.edges))
+        trials = CountedScores(cells.values, counts, partial(mean_costs_between, cells.trials, cells.edges))
         return ScoresAndSteps(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""
-        trials = self.measure_input
         measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
         with suppress_warnings():
-            replicates = {measure.key: measure(trials) for measure in measures if measure.has_interval}
+            replicates = {measure.key: measure(self.measure_input) for measure in measures if measure.has_interval}
         return make_jackknife(replicates, self.groups, self.min_speakers_per_class)
 
 
@@ -286,13 +281,14 @@ def replicate_diagonal_dominance(
     calibrated = counts.measure_input.counts.ascending.laplace_llr(2 if has_unordered_pairs else 1)
     calibrated = logsigmoid(calibrated) if similarity == "geometric" else calibrated
     change = calibrated - calibrated[:1]
-    number, diagonal = counts.groups.num_groups, summary.within_speaker
-    is_nan = diagonal.isnan()
-    columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
-    within, log_within, speakers = _replicate_sums(torch.stack(columns), group_of_speaker, number)
-    # A pair counts for both of its speakers.
-    sums = _replicate_sums(summary.pair_sums, group_of_speaker, number)
-    pairs, between, log_between = sums - summary.pair_sums.sum(1, keepdim=True) / 2
+    own = summary.within_speaker
+    diagonal = torch.stack([own, own.log2(), torch.ones_like(own)]).masked_fill(own.isnan(), 0)
+    by_speaker = torch.cat([diagonal, summary.pair_sums])  # (6, S)
+    of_group = by_speaker.new_zeros(6, counts.groups.num_groups + 1).index_add(1, group_of_speaker, by_speaker)
+    totals = by_speaker.sum(1, keepdim=True)
+    sums = totals - pad(of_group[:, :-1], (1, 0))
+    within, log_within, speakers = sums[:3]
+    pairs, between, log_between = sums[3:] - totals[3:] / 2  # a pair counts for both of its speakers
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
     for trials, weights, units in zip(
@@ -302,12 +298,6 @@ def replicate_diagonal_dominance(
         shares.append(per_trial[:, None] * trials * (units[0] / units)[:, None])
     moved, log_moved = (change * (shares[0] - shares[1])).sum(-1)
     return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
-
-
-def _replicate_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """Return the sums of values ``(R, S)`` over speakers: column 0 of all, then without each group, ``(R, 1 + G)``."""
-    of_group = values.new_zeros(len(values), num_groups + 1).index_add(1, group, values)[:, :-1]
-    return values.sum(1, keepdim=True) - pad(of_group, (1, 0))
 
 
 class Jackknife(NamedTuple):
@@ -414,15 +404,12 @@ def jackknife_interval(
 
     Args:
         value: The number, ``()``.
-        replicates: The number without each group, ``(G,)``.
+        replicates: The number without each group, ``(G,)``; ends are NaN where one is undefined, or for fewer than 3.
         confidence: Confidence level.
         lowest: Lower end of the range.
         highest: Upper end of the range.
         kept_over_dropped: Speakers kept over speakers left out, :math:`r`; ``G - 1`` when left out.
         bias: What to subtract from the value; :math:`b` when left out.
-
-    Returns:
-        Both ends, ``()``; NaN where a replicate is undefined, or for fewer than three.
     """
     estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
     wide = widen(value.detach())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -94,26 +94,19 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
     ``values`` ``(V,)``: log-likelihood ratios, which occur ``counts`` ``(2, V)`` times. To limit memory, neighbours
     among many values are merged.
     """
-    (nontargets, targets), counts = _merge_values_by_cell(widen(values), widen(counts))
+    values, counts = widen(values).expand(2, -1), widen(counts)
+    finite = values[0][values[0].isfinite()]
+    if values.shape[1] > _PROFILE_CELLS and len(finite):
+        low, high = finite.aminmax()
+        place = (values[0] - low) * ((_PROFILE_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny))
+        # Infinite values have cells of their own.
+        cell = place.nan_to_num().clamp(-1, _PROFILE_CELLS).floor().long() + 1
+        empty, sums = values.new_zeros(2, _PROFILE_CELLS + 2), torch.where(counts > 0, counts * values, 0)
+        counts = empty.index_add(1, cell, counts)
+        values = empty.index_add(1, cell, sums) / counts
     odds = prior_log_odds[:, None]
-    miss, false_alarm = (
-        weighted_mean(counts[1], softplus(-targets - odds)),
-        weighted_mean(counts[0], softplus(nontargets + odds)),
-    )
-    return entropy_of_costs(miss, false_alarm, prior_log_odds)
-
-
-def _merge_values_by_cell(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean values and counts ``(2, C)`` by class and equal cell; infinite values have cells of their own."""
-    finite = values[values.isfinite()]
-    if len(values) <= _PROFILE_CELLS or len(finite) == 0:
-        return values.expand(2, -1), counts
-    low, high = finite.aminmax()
-    place = (values - low) * ((_PROFILE_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny))
-    cell = place.nan_to_num().clamp(-1, _PROFILE_CELLS).floor().long() + 1
-    empty = values.new_zeros(2, _PROFILE_CELLS + 2)
-    number = empty.index_add(1, cell, counts)
-    return empty.index_add(1, cell, torch.where(counts > 0, counts * values, 0)) / number, number
+    miss = weighted_mean(counts[1], softplus(-values[1] - odds))
+    return entropy_of_costs(miss, weighted_mean(counts[0], softplus(values[0] + odds)), prior_log_odds)
 
 
 def prior_entropy(prior_log_odds: Tensor) -> Tensor:
@@ -136,9 +129,7 @@ def cllr_costs_and_sizes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:
     """Return Cllr of PAV-calibrated scores in bits."""
-    llr, targets, nontargets = steps.blocks
-    cost = weighted_mean(targets, softplus(-llr)) + weighted_mean(nontargets, softplus(llr))
-    return (cost / (2 * math.log(2))).clamp(max=1)  # 1 but for rounding
+    return minimum_cross_entropy(steps, steps.targets.new_zeros(1))[..., 0].clamp(max=1)  # 1 but for rounding
 
 
 def eer_of_steps(steps: Steps) -> Tensor:
@@ -238,7 +229,7 @@ def linkability_of_trials(trials: OrderedScores | CountedScores, edges: Tensor |
 class ScoreMeasure(Scalar):
     """A number of the scores of one condition: :class:`Scalar` with the function that computes it."""
 
-    function: Callable[[ScoresAndSteps], Tensor] = lambda scored: scored.counts.ascending.targets.sum(-1)
+    function: Callable[[ScoresAndSteps], Tensor] = field(kw_only=True)
 
     def __call__(self, scored: ScoresAndSteps) -> Tensor:
         """Return the measure of trials; ``(R,)`` for counts of R replicates."""

@@ -116,18 +116,12 @@ class ValueCache:
 
 
 class PairStatistics(ValueCache):
-    """Means and covariances of pairs of original and protected rows, and what is derived from them, calculated once.
+    """Means and covariances of pairs of original and protected rows ``(N, D)``, and what is derived from them.
 
     ``oo``, ``pp``, ``po`` ``(D, D)`` are covariances over utterances, ``po`` of protected with original rows;
     ``within_pp`` is that about the means of speakers. ``weighted_speaker_means`` ``(S, D)``: the means of protected
     speakers about the mean of all, each times the root of its share of the utterances, so that their products sum to
-    the covariance between speakers.
-
-    Args:
-        original: Rows ``(N, D)``.
-        protected: Rows of the same recordings.
-        speaker_index: Speakers ``0 ... num_speakers - 1`` of the rows.
-        num_speakers: How many there are.
+    the covariance between speakers ``0 ... num_speakers - 1``.
     """
 
     def __init__(self, original: Tensor, protected: Tensor, speaker_index: Tensor, num_speakers: int) -> None:
@@ -169,16 +163,12 @@ class PairStatistics(ValueCache):
         if self.num_rows > len(self.mean_p):
             variance = getattr(self, 2 * side).diagonal()
             return ((variance > _RANK * variance.mean()).to(variance),)
-        return (self.get_or_make(f"span {side}", lambda: _orthonormal_basis(self._rows[side])),)
+        return (self.get_or_make(("span", side), lambda: _orthonormal_basis(self._rows[side])),)
 
     def whiten(self, name: Literal["oo", "pp", "within_pp"], ridge: float) -> Chain:
         """Return a map to coordinates in which a covariance with a ridge is the identity, by a Cholesky factor.
 
-        Directions in which the rows do not vary are left out.
-
-        Args:
-            name: Which covariance.
-            ridge: Added to the diagonal, relative to its mean.
+        Directions in which the rows do not vary are left out. The ridge is relative to the mean of the diagonal.
         """
 
         def make_whitening() -> Chain:
@@ -211,13 +201,9 @@ def _orthonormal_basis(rows: Tensor) -> Tensor:
 
 
 class TrainingPairs(ValueCache):
-    """Pairs of utterances that attacks are fitted on; statistics and kernels are calculated once for all of them.
+    """Pairs of rows ``(N, D)`` that attacks are fitted on; statistics and kernels are calculated once for all of them.
 
-    Args:
-        original: Rows ``(N, D)``; None where there is protected speech alone.
-        protected: Rows of the same recordings.
-        speakers: Integer speaker of each row.
-        views: Ways of normalising rows that are tried, see :func:`choose_views_by_spread`.
+    ``original`` is None where there is protected speech alone; ``views``, see :func:`choose_views_by_spread`.
     """
 
     def __init__(

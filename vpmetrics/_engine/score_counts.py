@@ -75,7 +75,7 @@ class Steps:
         counts = [part[..., :number] for part in sums]
         is_empty = (counts[0] + counts[1]) == 0  # a ratio of 0, so that no NaN enters the gradient
         targets, nontargets = (part.masked_fill(is_empty, 1).log() for part in counts)
-        return Blocks(targets - nontargets - self._sample_log_odds(), *counts)
+        return Blocks(targets - nontargets - self._sample_log_odds, *counts)
 
     @_cached_property
     def llr(self) -> Tensor:
@@ -88,11 +88,11 @@ class Steps:
         counts = [pad(trial_weight * part, (1, 1), value=1.0) for part in (self.blocks.targets, self.blocks.nontargets)]
         block = blocks_of_counts(*counts)
         targets, nontargets = (replace_by_block_sums(part, block).log()[..., 1:-1] for part in counts)
-        return (targets - nontargets - self._sample_log_odds(trial_weight)).gather(-1, self.block_of_step)
+        return (targets - nontargets - self._sample_log_odds).gather(-1, self.block_of_step)
 
-    def _sample_log_odds(self, trial_weight: int = 1) -> Tensor:
-        targets, nontargets = (trial_weight * part.sum(-1, keepdim=True) for part in (self.targets, self.nontargets))
-        return targets.log() - nontargets.log()
+    @_cached_property
+    def _sample_log_odds(self) -> Tensor:
+        return self.targets.sum(-1, keepdim=True).log() - self.nontargets.sum(-1, keepdim=True).log()
 
 
 class Blocks(NamedTuple):
@@ -185,14 +185,6 @@ class OrderedScores(NamedTuple):
         below = torch.stack([torch.searchsorted(part, edges) for part in self])
         return torch.cat([pad(below, (1, 0)), self.class_sizes[:, None]], dim=1).diff()
 
-    def mean_costs_between(self, edges: Tensor) -> Tensor:
-        """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``."""
-        sums = widen(edges).new_zeros(2, len(edges) + 1)
-        for sum_of_class, sign, scores in zip(sums, (1, -1), map(widen, self), strict=True):
-            sum_of_class.index_add_(0, torch.searchsorted(edges, scores, right=True), softplus(sign * scores))
-        number = self.count_between(edges)
-        return torch.where(number > 0, sums / number, 0)
-
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest score; NaN where one is NaN, infinite where there is none."""
         none = self.targets.new_full((1,), torch.inf)
@@ -227,14 +219,6 @@ class CountedScores(NamedTuple):
         # Only where a trial is: the cost of an absent one may be infinite.
         return torch.where(self.counts > 0, self.counts * cost, 0).sum(-1), self.class_sizes
 
-    def mean_costs_between(self, edges: Tensor) -> Tensor:
-        """Return what :meth:`OrderedScores.mean_costs_between` returns."""
-        cost = self.counts * softplus(torch.stack([self.values, -self.values]))
-        slots = torch.bucketize(self.values, edges, right=True)
-        sums = widen(edges).new_zeros(2, len(edges) + 1).index_add(1, slots, torch.where(self.counts > 0, cost, 0))
-        number = self.count_between(edges)
-        return torch.where(number > 0, sums / number, 0)
-
     def count_between(self, edges: Tensor) -> Tensor:
         """Return what :meth:`OrderedScores.count_between` returns."""
         slots = torch.bucketize(self.values, edges, right=True)
@@ -246,6 +230,16 @@ class CountedScores(NamedTuple):
         seen, ends = (self.counts > 0).flatten(0, -2).any(0), (self.values, -self.values)
         low, high = (pad(torch.where(seen, end, torch.inf), (0, 1), value=torch.inf).amin() for end in ends)
         return low, -high
+
+
+def mean_costs_between(trials: OrderedScores | CountedScores, edges: Tensor) -> Tensor:
+    """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``."""
+    (values, counts), number = trials.values_and_counts(), trials.count_between(edges)
+    slots, sums = torch.bucketize(values, edges, right=True), torch.zeros_like(number, dtype=widen(values).dtype)
+    for sum_of_class, sign, times in zip(sums, (1, -1), counts, strict=True):
+        # Only where a trial is: the cost of an absent one may be infinite.
+        sum_of_class.index_add_(0, slots, torch.where(times > 0, times * softplus(sign * widen(values)), 0))
+    return torch.where(number > 0, sums / number, 0)
 
 
 def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
