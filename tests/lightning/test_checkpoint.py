@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import pickle
 import shutil
 import sys
 import warnings
@@ -49,7 +50,9 @@ def epochs_of(checkpoint):
 @pytest.mark.parametrize(("package", "mode"), list(zip(PACKAGES, ("min", "max"), strict=True)))
 def test_best_utility_within_the_budget(package, tmp_path, mode):
     pl = importlib.import_module(package)
-    checkpoint = keeper(budget=0.4, mode=mode, dirpath=tmp_path, filename="{epoch}")
+    made = keeper(budget=0.4, mode=mode, dirpath=tmp_path, filename="{epoch}")
+    checkpoint = pickle.loads(pickle.dumps(made))
+    assert checkpoint.state_key == made.state_key
     assert (checkpoint.chosen, checkpoint.within_budget) == (None, False)
     losses = LOSSES if mode == "min" else [-loss for loss in LOSSES]
     module, monitor = anonymiser(pl, SHARES, losses), watch()

@@ -19,30 +19,20 @@ def test_one_lightning_package_is_required(tmp_path):
         import importlib, os, sys
         import torch, vpmetrics.suite
 
-        def alone(present):
-            from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
-            Callback = importlib.import_module(f"{present}.callbacks").Callback
-            assert isinstance(PrivacyMonitor(), Callback) and isinstance(PrivacyCheckpoint(), Callback)
-
-        def without():
+        packages = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+        for present in ("lightning", "pytorch_lightning", None):
+            if child := os.fork():
+                assert os.waitpid(child, 0)[1] == 0
+                continue
+            sys.modules.update(dict.fromkeys(packages.keys() - {present}))
             try:
-                import vpmetrics.lightning
+                from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
             except ImportError as error:
-                assert "pip install 'vpmetrics[lightning]'" in str(error)
+                assert present is None and "pip install 'vpmetrics[lightning]'" in str(error)
             else:
-                raise AssertionError
-
-        for absent, check in (
-            (["lightning"], lambda: alone("pytorch_lightning")),
-            (["pytorch_lightning"], lambda: alone("lightning.pytorch")),
-            (["lightning", "pytorch_lightning"], without),
-        ):
-            child = os.fork()
-            if child == 0:
-                sys.modules.update(dict.fromkeys(absent))
-                check()
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
+                Callback = importlib.import_module(f"{packages[present]}.callbacks").Callback
+                assert isinstance(PrivacyMonitor(), Callback) and isinstance(PrivacyCheckpoint(), Callback)
+            os._exit(0)
     """
     run_script(tmp_path, script)
 

@@ -21,7 +21,7 @@ class ParetoPoint(NamedTuple):
 
 
 class ParetoFront:
-    """All measurements of a training, and those of the Pareto front that are kept on disk; -1 is any number."""
+    """All measurements of a training, and at most ``size`` points of the Pareto front (-1: all) to keep on disk."""
 
     def __init__(self, budgets: Mapping[str, float], mode: str, size: int) -> None:
         self.budgets, self.mode, self.size = dict(budgets), mode, size
