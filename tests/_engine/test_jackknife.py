@@ -247,11 +247,7 @@ def test_undefined_replicate_gives_no_interval_and_a_warning():
         (DeIdentification, {}, {}),
         (VoiceDistinctiveness, {"similarity": "sigmoid"}, {"similarity": "sigmoid"}),
         (SimilarityRankDisclosure, {"condition": "OP"}, {}),
-        (
-            SimilarityRankDisclosure,
-            {"condition": "OO", "model": "beta_binomial"},
-            {"rank_model": "beta_binomial"},
-        ),
+        (SimilarityRankDisclosure, {"condition": "OO", "model": "beta_binomial"}, {"rank_model": "beta_binomial"}),
         (LocalInformationDisclosure, {"condition": "PP"}, {}),
         (ReidentificationRate, {"condition": "OP", "sizes": (2, 5)}, {"sizes": (2, 5)}),
     ],

@@ -1,4 +1,4 @@
-"""What a monitor adds to a validation: beside the metric, its figures, and in epochs that it leaves out."""
+"""What a monitor adds to a validation, beside the metric and with its figures; memory over a long training."""
 
 import pytest
 import pytorch_lightning as pl
@@ -7,7 +7,7 @@ from samples import people
 from torch.utils.data import DataLoader, TensorDataset
 from training import anonymiser, fit, tensorboard
 
-from bench.timing import afresh, in_turns, ratio, report
+from bench.timing import afresh, in_turns, ratio, report, run_script
 from vpmetrics import VoicePrivacy
 from vpmetrics.lightning import PrivacyMonitor
 
@@ -46,3 +46,30 @@ def test_a_choice_of_scalars_saves_time(name, attacks):
     for suite in (some, every):
         suite.update(*people(number=40, each=50, width=192, dtype=torch.float32))
     assert ratio(f"{name}, attacks {attacks}", lambda: afresh(some), "all", lambda: afresh(every), repeat=3) < 0.7
+
+
+TRAINING = """
+import tempfile, warnings
+import pytorch_lightning as pl
+from leaking_voices import loader
+from training import anonymiser, fit, tensorboard
+from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
+
+class Watch(pl.Callback):
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch + 1 in (20, 60, 100, 140, 200):
+            print(megabytes("VmRSS"))
+
+warnings.simplefilter("ignore")
+with tempfile.TemporaryDirectory() as folder:
+    callbacks = [PrivacyMonitor(figures_every_n_epochs=5), PrivacyCheckpoint(dirpath=folder), Watch()]
+    fit(pl, callbacks, anonymiser(pl), loader(32, speakers=8), epochs=200, logger=tensorboard(pl, folder))
+"""
+
+
+def test_memory_is_flat_over_two_hundred_epochs_with_figures_and_attacks():
+    megabytes = [float(line) for line in run_script(TRAINING).split("\n") if line.replace(".", "").isdigit()]
+    print("\nresident after 20, 60, 100, 140, 200 epochs, MB:", *(round(each) for each in megabytes))
+    assert len(megabytes) == 5
+    # 36 sets of figures, 2 MB of pixels each figure, are not among what stays.
+    assert megabytes[-1] - megabytes[0] < 25

@@ -57,20 +57,20 @@ def equal_error_rate(preds, target):
         while len(hull) > 1 and turn(hull[-2], hull[-1], (x, y)) <= 0:
             hull.pop()
         hull.append((x, y))
-    for (x0, y0), (x1, y1) in pairwise(hull):
-        if x0 <= y0 and x1 >= y1:  # above the diagonal, then on or below it
-            return x0 + (x1 - x0) * (y0 - x0) / ((y0 - x0) + (x1 - y1))
-    raise AssertionError("a hull from (0, y) to (1, 0) crosses the diagonal")
+    return crossing(hull[::-1])
 
 
 def raw_equal_error_rate(preds, target):
     """Where the ROC itself crosses false alarm = miss; in proportion where a tie moves both rates at once."""
-    if not has_both(target):
-        return np.nan
-    for (x0, y0), (x1, y1) in pairwise(roc(preds, target)):
+    return crossing(roc(preds, target)) if has_both(target) else np.nan
+
+
+def crossing(path):
+    """Where a path of (false alarm, miss) from (1, 0) to the other side crosses the diagonal."""
+    for (x0, y0), (x1, y1) in pairwise(path):
         if x0 > y0 and x1 <= y1:
             return x0 + (x1 - x0) * (y0 - x0) / ((y0 - x0) + (x1 - y1))
-    raise AssertionError("a path from (1, 0) to (0, 1) crosses the diagonal")
+    raise AssertionError("a path from (1, 0) to (0, y) crosses the diagonal")
 
 
 def kaldi_equal_error_rate(preds, target):
