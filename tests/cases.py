@@ -74,12 +74,16 @@ def entries(value: Any) -> list[torch.Tensor]:
     return [part for part in (value if isinstance(value, tuple) else [value]) if part.is_floating_point()]
 
 
-def updated(case: Case, batches: list[Batch] | None = None, **kwargs: Any) -> Any:
-    """A metric of the case that has seen some batches; all of the case where none are given."""
-    metric = case.metric(**kwargs)
-    for batch in case.batches() if batches is None else batches:
+def feed(metric: Any, batches: list[Batch]) -> Any:
+    """The metric, updated with batches."""
+    for batch in batches:
         metric.update(**batch)
     return metric
+
+
+def updated(case: Case, batches: list[Batch] | None = None, **kwargs: Any) -> Any:
+    """A metric of the case that has seen some batches; all of the case where none are given."""
+    return feed(case.metric(**kwargs), case.batches() if batches is None else batches)
 
 
 _EXPECTED: dict[tuple[str, int | None], Any] = {}

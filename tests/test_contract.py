@@ -18,6 +18,7 @@ from cases import (
     assert_same,
     entries,
     expected_value,
+    feed,
     join,
     mapped,
     updated,
@@ -33,11 +34,10 @@ import vpmetrics as vp
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 
 
-def again(case, metric):
-    """Feed a metric that was reset and see that nothing of before is left."""
-    for batch in case.batches()[:2]:
-        metric.update(**batch)
-    assert_same(metric.compute(), expected_value(case, 2))
+def assert_reset(case, metric):
+    """Reset a metric, feed it again, and see that nothing of before is left."""
+    metric.reset()
+    assert_same(feed(metric, case.batches()[:2]).compute(), expected_value(case, 2))
 
 
 def test_every_metric_has_a_test_case():
@@ -62,8 +62,7 @@ def test_reset_clone_pickle_and_copy(case):
         assert_same(other.compute(), expected)
         other.reset()
     assert_same(metric.compute(), expected)
-    metric.reset()
-    again(case, metric)
+    assert_reset(case, metric)
 
 
 @each_case
@@ -76,8 +75,7 @@ def test_state_dict_in_mid_epoch(case):
         resumed = case.metric()
         resumed.persistent(True)
         resumed.load_state_dict(saved)
-        for batch in rest:
-            resumed.update(**batch)
+        feed(resumed, rest)
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # not even about a metric that was never updated
             assert_same(resumed.compute(), expected_value(case, None if rest else 2))
@@ -151,11 +149,8 @@ def test_half_precision_casts_keep_the_state_dtype(case, change):
     module.metric = metric
     given = {"half": (), "bfloat16": (), "to": (torch.bfloat16,), "set_dtype": (torch.float16,)}[change]
     getattr(metric if change == "set_dtype" else module, change)(*given)
-    for batch in case.batches()[2:]:
-        metric.update(**batch)
-    assert_same(metric.compute(), expected_value(case))
-    metric.reset()
-    again(case, metric)
+    assert_same(feed(metric, case.batches()[2:]).compute(), expected_value(case))
+    assert_reset(case, metric)
 
 
 @each_case
@@ -239,9 +234,7 @@ def test_collection_shares_states_and_keeps_values():
     batches = RUN_CASES[0].batches()
     # The first batch lies in [0, 1], where torchmetrics leaves scores alone; the others do not.
     batches[0]["preds"] = (batches[0]["preds"] / 8).abs()
-    for batch in batches:
-        collection.update(**batch)
-    value, rows = collection.compute(), join(batches)
+    value, rows = feed(collection, batches).compute(), join(batches)
     for case in cases:
         expected = case.function(**{name: rows[name] for name in case.batches()[0]})
         for key, entry in expected.items() if isinstance(expected, dict) else [(case.name, expected)]:
@@ -256,16 +249,12 @@ def test_collection_shares_states_and_keeps_values():
 @each_case
 def test_collection_concatenates_shared_states_once(case):
     """Rows are put together where they are kept, for all of a collection, and no second time."""
-    collection = MetricCollection({"one": case.metric(), "other": case.metric()})
     batches = case.batches()
-    for batch in batches[:2]:
-        collection.update(**batch)
+    collection = feed(MetricCollection({"one": case.metric(), "other": case.metric()}), batches[:2])
     collection.one.compute()
     kept = [(rows, getattr(collection.other, name)) for name, rows in collection.one._list_states()]
     assert all(len(rows) <= 1 and rows is others for rows, others in kept)
-    for batch in batches[2:]:
-        collection.update(**batch)
-    assert_same(collection["other"].compute(), expected_value(case))
+    assert_same(feed(collection, batches[2:])["other"].compute(), expected_value(case))
 
 
 @each_case
@@ -309,8 +298,7 @@ def test_interrupted_compute_keeps_the_state(case, when):
     group.interrupted_at = None
     metric.update(**batches[3])
     assert_same(metric.compute(), expected_value(case))
-    metric.reset()
-    again(case, metric)
+    assert_reset(case, metric)
 
 
 @each_case
@@ -318,14 +306,13 @@ def test_synced_metric_rejects_batches_and_can_be_reset(case):
     batches, group = case.batches(), OneOfOne()
     metric = updated(case, batches[:2], **group.options())
     metric.sync(group)
-    for feed in (metric.update, metric):
+    for method in (metric.update, metric):
         with pytest.raises(TorchMetricsUserError, match="call `unsync` first"):
-            feed(**batches[2])
+            method(**batches[2])
     metric.unsync()
     assert_same(metric.compute(), expected_value(case, 2))
     metric.sync(group)
-    metric.reset()
-    again(case, metric)
+    assert_reset(case, metric)
 
 
 @each_case
@@ -401,17 +388,16 @@ SETTINGS = [
 @pytest.mark.parametrize("one", range(len(SETTINGS)))
 @pytest.mark.parametrize("other", range(len(SETTINGS)))
 def test_only_metrics_with_the_same_settings_merge(one, other):
-    metrics = [vp.MinCllr(**SETTINGS[index]) for index in (one, other)]
-    for metric in metrics:
-        metric.update(**join(SCORE_CASES[0].batches()))
-    before, value = copy.deepcopy(metrics[0].metric_state), metrics[0].compute()
+    rows = [join(SCORE_CASES[1].batches())]
+    first, second = (updated(SCORE_CASES[1], rows, **SETTINGS[index]) for index in (one, other))
+    before, value = copy.deepcopy(first.metric_state), first.compute()
     if one == other:
-        metrics[0].merge_state(metrics[1])
-        assert_same(metrics[0].compute(), value)  # a share does not change when everything is there twice
+        first.merge_state(second)
+        assert_same(first.compute(), value)  # a share does not change when everything is there twice
         return
     with pytest.raises(ValueError, match=r"same settings|one width|same edges"):
-        metrics[0].merge_state(metrics[1])
-    assert_same(metrics[0].metric_state, before)
+        first.merge_state(second)
+    assert_same(first.metric_state, before)
 
 
 @each_case

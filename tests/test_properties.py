@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from cases import CASES, assert_same, cut, entries, take
+from cases import CASES, assert_same, cut, entries, feed, take
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reports import Everything
@@ -60,12 +60,6 @@ def make_rows(case, seed, speakers, rows, levels, scale, protection, dtype, colu
     return made | {name: column for name, column in optional.items() if name in columns}
 
 
-def feed(metric, rows, size=1000):
-    for batch in cut(rows, size):
-        metric.update(**batch)
-    return metric
-
-
 def compute(metric):
     """The value, and the reasons for NaN."""
     with warnings.catch_warnings(record=True) as caught:
@@ -91,15 +85,15 @@ def by_speaker_order(value, renamed=False):
 def test_values_depend_only_on_the_data(case, **data):
     rows = make_rows(case, **data)
     count, tolerance = len(next(iter(rows.values()))), 1e-7 if data["dtype"] == torch.float64 else 1e-6
-    value, reasons = compute(feed(case.metric(), rows))
+    value, reasons = compute(feed(case.metric(), cut(rows, 1000)))
     # In another order and other batches, some of them merged from another metric.
     order = torch.randperm(count, generator=torch.Generator().manual_seed(data["seed"]))
-    merged = feed(case.metric(), take(rows, order[: count // 2]), size=7)
-    merged.merge_state(feed(case.metric(), take(rows, order[count // 2 :])))
+    merged = feed(case.metric(), cut(take(rows, order[: count // 2]), 7))
+    merged.merge_state(feed(case.metric(), cut(take(rows, order[count // 2 :]), 1000)))
     assert_same(compute(merged)[0], value, atol=tolerance, rtol=tolerance)
     if "speakers" in rows:
         labels = {name: 7 - 2 * rows[name] for name in ("speakers", "sessions", "groups") if name in rows}
-        renamed, _ = compute(feed(case.metric(), rows | labels))
+        renamed, _ = compute(feed(case.metric(), cut(rows | labels, 1000)))
         assert_same(by_speaker_order(renamed, True), by_speaker_order(value), atol=tolerance, rtol=tolerance)
     if isinstance(value, dict):
         value = {key: entry for key, entry in value.items() if not UNWARNED.search(key)}
@@ -117,7 +111,7 @@ def test_values_lie_in_range_and_interval(case, **data):
     parameters = inspect.signature(type(case.metric()).__init__).parameters
     takes_intervals = "intervals" in parameters and "speakers" in case.batches()[0]
     metric = case.metric(**({"intervals": 0.9} if takes_intervals else {}))
-    value, _ = compute(feed(metric, make_rows(case, **data)))
+    value, _ = compute(feed(metric, cut(make_rows(case, **data), 1000)))
     named = value if isinstance(value, dict) else {}
     for key, entry in named.items():
         try:
@@ -139,7 +133,7 @@ def test_ranks_are_independent_of_the_order_of_degenerate_rows(rows, scoring):
     data = {"original": original, "protected": protected, "speakers": torch.arange(40) // 4}
     for make in (Everything, partial(vp.ReidentificationRate, sizes=(5,)), partial(vp.SinglingOut, sizes=(5,))):
         first, *others = (
-            compute(feed(make(scoring=scoring), take(data, torch.randperm(40, generator=draw))))[0] for _ in range(3)
+            compute(feed(make(scoring=scoring), [take(data, torch.randperm(40, generator=draw))]))[0] for _ in range(3)
         )
         for other in others:
             assert_same(other, first, atol=1e-6, rtol=1e-6)
