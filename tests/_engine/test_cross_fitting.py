@@ -168,12 +168,13 @@ def test_result_is_independent_of_threads_labels_and_row_order(kind):
         sizes = (8, 6, 256) if kind == "wide" else (12, 4, 96)
         original, names, _ = fading_voices(*sizes, dtype=torch.float32)
         protected = original @ rotation(sizes[2], draw, torch.float32) + 0.3 * noise_like(original, draw)
+    groups = names % 2 if kind == "thin" else torch.zeros_like(names)
     order, renamed = torch.randperm(len(names), generator=draw), torch.randperm(37, generator=draw) * 7 - 40
     for number, rows, labels in ((1, slice(None), names), (2, slice(None), names), (1, order, renamed[names])):
         torch.set_num_threads(number)
         try:
             given = original[rows], protected[rows], labels[rows]
-            results.append([found(*given, condition=condition) for condition in ("OP", "PP")])
+            results.append([found(*given, condition=name, groups=groups[rows]) for name in ("OP", "PP")])
         finally:
             torch.set_num_threads(threads)
         for one, other in zip(results[0], results[-1], strict=True):
@@ -405,20 +406,6 @@ def test_report_contains_the_number_of_training_speakers(speakers, fitted):
 
 
 # --- Folds
-
-
-def test_folds_are_assigned_by_embedding_values_within_groups():
-    original, names, draw = fading_voices(17, 3, 6)
-    groups = torch.tensor([0] * 8 + [1] * 9)[names]
-    folds = assign_folds(data_of(original, original, names, groups=groups))
-    sizes = [own.bincount().tolist() for own in (folds.of_speaker[:8], folds.of_speaker[8:])]
-    assert sizes == [[4, 4], [5, 4]]
-    order, renamed = torch.randperm(51, generator=draw), torch.randperm(17, generator=draw)
-    again = assign_folds(data_of(original[order], original[order], renamed[names[order]], groups=groups[order]))
-    # Speakers of one group have adjacent numbers, in the order of their labels.
-    place = torch.cat([renamed[:8].argsort(), 8 + renamed[8:].argsort()])
-    assert torch.equal(again.of_speaker, folds.of_speaker[place])
-    assert torch.equal(again.code, folds.code[place])
 
 
 def test_fewer_than_six_speakers_are_nan_with_one_warning():

@@ -77,15 +77,6 @@ def test_gradcheck_includes_the_grid(measure, bandwidth, seed):
     assert gradcheck(lambda x: measure(x, target, bandwidth), preds.requires_grad_(), atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_gradient_is_orthogonal_to_shift_and_scale(measure):
-    preds, target = gaussians(100, 1000, 1.0)
-    (gradient,) = torch.autograd.grad(measure(preds.requires_grad_(), target, 0.1).sum(), preds)
-    size = gradient.norm().item()
-    assert gradient.sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
-    assert (gradient * preds).sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
-
-
 def test_interpolation_is_the_adjoint_of_soft_counting():
     preds, target = gaussians(200, 2000, 1.0)
     per_score = pav_llr(preds, target, True, 0.05)
@@ -96,11 +87,12 @@ def test_interpolation_is_the_adjoint_of_soft_counting():
     assert (per_score - pav_llr(preds, target, True)).abs().mean() < 0.1
 
 
-def test_value_is_invariant_to_shift_scale_and_order():
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_value_is_invariant_to_shift_scale_and_order(measure):
     preds, target = gaussians(100, 1000, 1.0)
-    value, order = d_ece(preds, target, 0.1), torch.randperm(1100, generator=torch.Generator().manual_seed(0))
-    assert_close(d_ece(1e3 * preds - 40, target, 0.1), value, atol=1e-9, rtol=0)
-    assert_close(d_ece(preds[order], target[order], 0.1), value, atol=1e-12, rtol=0)
+    order = torch.randperm(1100, generator=torch.Generator().manual_seed(0))
+    value, moved = measure(preds, target, 0.1), measure(1e3 * preds[order] - 40, target[order], 0.1)
+    assert_close(moved, value[order] if value.dim() else value, atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
