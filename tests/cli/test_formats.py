@@ -214,19 +214,16 @@ def test_unpacking_is_bounded(tmp_path, monkeypatch):
     assert len(read_arrays(str(tmp_path / "x.npy")).by_name[""]) == 1 << 22
 
 
-def test_the_challenges_vectors_are_paired_by_their_index(tmp_path, assert_same_as_suite, voices):
-    """Their rows are in the order of a set, another on each side."""
-    draw = np.random.default_rng(0)
-    for side, vectors in (("o", voices.original), ("p", voices.protected["B2"])):
-        order = draw.permutation(60)
-        folder = tmp_path / side
-        folder.mkdir()
-        torch.save(vectors[order], folder / "speaker_vectors.pt")
-        lines = [f"{voices.utterances[k]} {row}\n" for row, k in enumerate(order)]
-        (folder / "id2idx").write_text("".join(draw.permutation(lines)))
-        (folder / "idx2spk").write_text("".join(f"{row} {voices.names[k]}\n" for row, k in enumerate(order)))
-    for end in ("", "/speaker_vectors.pt"):
-        assert_same_as_suite("--original", f"{tmp_path}/o{end}", "--protected", f"{tmp_path}/p{end}")
+def test_vectors_of_a_challenge_are_named_by_their_index(tmp_path, vectors):
+    order = np.random.default_rng(0).permutation(6)
+    torch.save(torch.from_numpy(vectors[order]), tmp_path / "speaker_vectors.pt")
+    (tmp_path / "id2idx").write_text("".join(sorted(f"{UTTERANCES[k]} {row}\n" for row, k in enumerate(order))))
+    (tmp_path / "idx2spk").write_text("".join(f"{row} {SPEAKERS[k]}\n" for row, k in enumerate(order)))
+    for path in (tmp_path, tmp_path / "speaker_vectors.pt"):
+        arrays = read_arrays(str(path))
+        assert arrays.utterances == [UTTERANCES[k] for k in order]
+        assert arrays.by_name["speakers"].tolist() == [SPEAKERS[k] for k in order]
+        np.testing.assert_array_equal(arrays.by_name[""], vectors[order])
 
 
 @pytest.mark.parametrize("lines", ["a 0\nb 0\n", "a 0\n", "a 0\nb 2\n", "a 0\nb x\n", "a 0 1\nb 1 1\n"])

@@ -128,18 +128,13 @@ class RecipeLists:
         raise InputError(f"expected the trials of {set_name}, but found no {set_name}/trials", self.folder)
 
 
-def has_results(folder: Path) -> bool:
-    """Return whether a folder holds results of a challenge."""
-    return bool(_find_encoders(folder))
-
-
 def find_score_and_vector_files(folder: Path) -> list[ChallengeResult]:
     """List score and vector files in a folder without reading them: one entry per anonymiser, dataset and attacker.
 
     Entries that share all three get their folder in the field ``system``.
     """
     lists = RecipeLists(folder)
-    results = [result for root, files in _find_encoders(folder).items() for result in _list_results(root, files, lists)]
+    results = [result for root, files in find_encoders(folder).items() for result in _list_results(root, files, lists)]
     if not results:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
@@ -164,8 +159,8 @@ def find_score_and_vector_files(folder: Path) -> list[ChallengeResult]:
     ]
 
 
-def _find_encoders(folder: Path) -> dict[Path, _EncoderFiles]:
-    """Return the folders with one subfolder per set: each belongs to one encoder or one run of a recipe."""
+def find_encoders(folder: Path) -> dict[Path, _EncoderFiles]:
+    """Return the files of a challenge by folder with one subfolder per set: by encoder, or by run of a recipe."""
     encoders: dict[Path, _EncoderFiles] = defaultdict(dict)
     for path in (path for name in _VECTOR_FILES for path in sorted(folder.rglob(name))):
         of_set = path.parent.parent if path.parent.name == "utt-level" else path.parent

@@ -72,7 +72,7 @@ def compare(options: Namespace, console: Console) -> None:
             got = f"{', '.join(sources)}; {_ORIGINAL} is what tables call unprotected speech"
         raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {got}.")
     first, shared = next(iter(sources.values())), options.original
-    if shared is None and Path(first).is_dir() and challenge.has_results(Path(first)):
+    if shared is None and Path(first).is_dir() and challenge.find_encoders(Path(first)):
         systems = [one for name, folder in sources.items() for one in _evaluate_folder(Path(folder), options, name)]
     elif shared is not None and holds_recordings(shared[0]):
         systems = _evaluate_recordings(options, shared[0], sources)
