@@ -3,9 +3,10 @@
 import inspect
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from cases import embeddings, scores
+from cases import embeddings, feed, scores
 from reports import compute
 from torch import tensor
 from torchmetrics import MetricCollection
@@ -13,6 +14,7 @@ from torchmetrics.classification import BinaryAUROC
 
 import vpmetrics as vp
 from vpmetrics import functional as F
+from vpmetrics._engine.scorers import resolve_scoring
 from vpmetrics.attacks import Plain
 from vpmetrics.data import SpeakerBatchSampler
 from vpmetrics.losses import PseudonymisationLoss
@@ -157,23 +159,32 @@ def test_a_recording_has_one_speaker_and_one_group(column):
 
 
 def test_a_recording_has_one_speaker_in_all_batches_and_on_all_processes():
-    rows = embeddings()[0]
-    rows["utterances"] = torch.arange(len(rows["speakers"]))
-    metric, lenient = vp.DeIdentification(), vp.DeIdentification(validate_args=False)
-    for each in (metric, lenient):
-        each.update(**rows)
-        each.update(**rows)  # a copy is no contradiction
-        assert each.compute().isfinite()
-        each.update(**{**rows, "speakers": rows["speakers"].roll(1)})
-    with pytest.raises(ValueError, match="Expected rows with the same `utterances` to have the same `speakers`"):
-        metric.compute()
-    assert lenient.compute().isfinite()  # in a training that does not look at values
+    rows = embeddings()[0] | {"utterances": torch.arange(40)}
+    for validate_args in (True, False):
+        metric = feed(vp.DeIdentification(validate_args=validate_args), [rows, rows])  # a copy is no contradiction
+        assert metric.compute().isfinite()
+        metric.update(**rows | {"speakers": rows["speakers"].roll(1)})
+        if validate_args:
+            with pytest.raises(ValueError, match="rows with the same `utterances` to have the same `speakers`"):
+                metric.compute()
+        else:
+            assert metric.compute().isfinite()  # in a training that does not look at values
+
+
+def test_names_of_a_rejected_batch_are_forgotten():
+    metric = vp.DeIdentification()
+    with pytest.raises(ValueError, match=r"`speakers` to have shape \(3,\)"):
+        metric.update(**GOOD | {"speakers": ["a"] * 2})
+    assert not metric.speaker_names
 
 
 bootstrap = partial(F.bootstrap, preds=torch.arange(4.0), target=FOUR % 2, speakers=(HALF, tensor([1, 0, 0, 1])))
 drawn = partial(F.bootstrap_embeddings, torch.eye(4), torch.eye(4), HALF)
 attributes = partial(F.attribute_disclosure, torch.randn(8, 3), speakers=torch.arange(8) // 2)
 similar = lambda scoring: compute(vp.DeIdentification(scoring=scoring), **embeddings()[0])  # noqa: E731
+ROWS = torch.ones(3, 4)
+GOOD = {"original": ROWS, "protected": ROWS, "speakers": THREE // 2}
+see = lambda **change: feed(vp.DeIdentification(), [GOOD, GOOD | change])  # noqa: E731
 lose = partial(PseudonymisationLoss(), original=EYE, protected=EYE, speakers=THREE)
 WRONG, UNSIZED = [(), (0,), (2, 2)], [5, (2.0,), "20"]  # sizes of galleries
 INVALID_CALLS = [
@@ -231,6 +242,25 @@ INVALID_CALLS = [
     (lambda: drawn(measures=["d_ece"]), ValueError, "`measures` to be some of deid, gvd, oo_d_ece"),
     (lambda: drawn(similarity="linear"), ValueError, "`similarity` to be one of"),
     (lambda: drawn(seed=-1), ValueError, "`seed` to be at least 0"),
+    (lambda: see(original=None, protected=None), ValueError, "`original` or `protected`, but got neither"),
+    (lambda: see(original=[1.0]), TypeError, "`original` to be a tensor, but got list"),
+    (lambda: see(original=ROWS.long()), TypeError, "`original` to have a floating dtype"),
+    (lambda: see(original=np.zeros((3, 4), int)), TypeError, "`original` to have a floating dtype, but got int64"),
+    (lambda: see(original=torch.zeros(3, 2, 4)), ValueError, r"`original` to have shape \(B, D\), but got \(3, 2, 4\)"),
+    (lambda: see(original=torch.ones(4)), ValueError, r"`original` to have shape \(B, D\), but got \(4,\)"),
+    (lambda: see(protected=torch.ones(2, 4)), ValueError, r"`protected` to have shape \(3, 4\).*got \(2, 4\)"),
+    (lambda: see(speakers=None), TypeError, "`speakers` to be a tensor, but got NoneType"),
+    (lambda: see(speakers=EYE[0]), TypeError, "`speakers` to have an integer dtype"),
+    (lambda: see(speakers=FOUR[:2]), ValueError, r"`speakers` to have shape \(3,\).*got \(2,\)"),
+    (lambda: see(speakers=[None] * 3), TypeError, "`speakers` to be integers or strings, but 3 of 3 are missing"),
+    (lambda: see(utterances=EYE[0]), TypeError, "`utterances` to have an integer dtype"),
+    (lambda: see(is_reference=EYE[0]), TypeError, "`is_reference` to be boolean"),
+    (lambda: see(original=NAN * ROWS), ValueError, "`original` to hold finite numbers, but 3 of 3 rows"),
+    (lambda: see(protected=INFINITY * ROWS), ValueError, "`protected` to hold finite numbers"),
+    (lambda: see(original=torch.ones(3, 5), protected=torch.ones(3, 5)), ValueError, "4 wide.*but got 5"),
+    (lambda: PLDA()(ROWS, ROWS), RuntimeError, "fitted before it is called"),
+    (lambda: PLDA().fit(ROWS, 0 * THREE), ValueError, "at least two speakers"),
+    (lambda: resolve_scoring(3), TypeError, "a name or a callable, but got int"),
     (lambda: lose(original=None), TypeError, "Expected `original` to be a tensor, but got NoneType"),
     (lambda: lose(protected=EYE.long()), TypeError, "Expected `protected` to have a floating dtype"),
     (lambda: lose(protected=EYE[:, :2]), ValueError, r"Expected `protected` to have shape \(3, 3\)"),
