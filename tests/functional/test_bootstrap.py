@@ -1,6 +1,7 @@
 """Intervals by drawing speakers: against trials and voices really repeated, in every order, and thin data."""
 
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,12 +9,13 @@ import reference
 import scipy.stats
 import torch
 from reports import make_report
-from samples import UNDEFINED, trials
+from samples import UNDEFINED, trials, utterances
 from torch.testing import assert_close
 
 from vpmetrics import functional as F
 from vpmetrics.functional.bootstrap import MEASURES
 
+voices = partial(utterances, rows=24, speakers=6)
 implementation = sys.modules["vpmetrics.functional.bootstrap"]  # its function has the same name
 EVERYTHING = implementation.EMBEDDING_MEASURES
 
@@ -137,15 +139,6 @@ def test_results_keep_the_dtype_of_the_scores(dtype):
     kind = torch.promote_types(dtype, torch.float32)
     found = F.bootstrap(preds.to(dtype), *others, replicates=3)
     assert all(part.dtype == kind for each in found.values() for part in each)
-
-
-def voices(speakers=6, seed=0):
-    """Two to five utterances of each speaker, whose labels are in no order."""
-    draw = torch.Generator().manual_seed(seed)
-    place = torch.arange(speakers).repeat_interleave(torch.randint(2, 6, (speakers,), generator=draw))
-    means, noise = torch.randn(speakers, 8, generator=draw), torch.randn(2, len(place), 8, generator=draw)
-    original = means[place] + 0.7 * noise[0]
-    return original.double(), (0.6 * original + noise[1]).double(), torch.tensor([7, -3, 0, 90, 4, 5, 1, 2])[place]
 
 
 def test_replicates_equal_repeated_speakers_and_inputs(drawn):
