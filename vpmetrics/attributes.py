@@ -24,10 +24,13 @@ from vpmetrics.functional.attributes import attribute_disclosure
 
 
 class AttributeDisclosure(PrivacyMetric):
-    """How many bits protected speech discloses about attributes of a speaker or an utterance.
+    r"""How many bits protected speech discloses about attributes of a speaker or an utterance.
 
-    It is the mutual information of embeddings and attribute, as a classifier fitted on other speakers realises it, see
-    :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference.
+    .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
+
+    with the posteriors of a classifier that is fitted and calibrated on other speakers, see
+    :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference, the third criterion after singling
+    out and linkability.
 
     As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)``,
     ``speakers (B,)`` and ``attributes``, a dictionary of labels ``(B,)``, integers or strings.

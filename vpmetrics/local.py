@@ -23,18 +23,25 @@ Parts = list[tuple[IdentificationTrials, Identification]]
 class LocalInformationDisclosure(IntervalEmbeddingMetric):
     r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259, 2026).
 
-    See :func:`vpmetrics.functional.local_information`. The metric accepts what :class:`SimilarityRankDisclosure`
-    accepts, embeddings ``original (B, D)``, ``protected (B, D)``, ``speakers (B,)`` and ``is_reference (B,)``.
+    .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
 
-    As output of ``compute`` it returns a dictionary: ``alid``, the mean in bits, 0 = nothing disclosed,
+    with :math:`z_i` the standardised scores of an input against N references and :math:`t_i` its true speaker.
+
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
+    ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are the references and the others the inputs;
+    without, every utterance is an input and is left out of its own speaker's mean.
+
+    As output of ``compute`` the metric returns a dictionary: ``alid``, the mean in bits, 0 = nothing disclosed,
     :math:`\log_2 N` = everything, negative where scores mislead; ``pdr`` and ``ndr``, the shares of trials that
     disclose and that do not; ``lid_pos`` and ``lid_neg``, the means of these two sides, NaN for one without trials;
     ``lid_max``; ``link_rate``, the share of trials whose true speaker strictly beats all others. NaN with one warning
     for fewer than two speakers with trials.
 
     Args:
-        condition: As in :class:`SimilarityRankDisclosure`.
-        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
+        condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
+            ``"OO"``, both original.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
             cross-fitted on other speakers, see :func:`vpmetrics.functional.identify`.
         bandwidth: Any width gives ``forward`` a gradient; the value is the same, since bits are smooth in the scores.

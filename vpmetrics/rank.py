@@ -21,32 +21,41 @@ from vpmetrics.functional.rank import MODELS, rank_disclosure
 class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     r"""Compute the bits that the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
 
-    See :func:`vpmetrics.functional.rank_disclosure`. There is one reference per speaker, the mean of the speaker's
-    utterances.
+    .. math::
+        \mathrm{MaxD} = \max_j \log_2 (N \gamma_j), \qquad \mathrm{MeanD} = \sum_j \gamma_j \log_2 (N \gamma_j)
+
+    with :math:`\gamma_j` the share of inputs whose own speaker comes j-th of the N references. There is one reference
+    per speaker, the mean of the speaker's utterances.
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are the references and the others the inputs;
     without, every utterance is an input and is left out of its own speaker's mean.
 
     As output of ``compute`` the metric returns a dictionary: ``max_d`` and ``mean_d`` in bits, 0 = nothing disclosed,
-    :math:`\log_2 N` = everything among N references; ``id_rate``, the share of inputs whose speaker comes first;
-    ``rank_spread``, the share of ranks that are likelier than by chance. NaN with one warning where no input has two
-    references. The empirical values of few inputs are too high: with N = 40 and 800 inputs that disclose nothing, MaxD
-    is 0.60 bit and MeanD 0.04; the beta-binomial model gives 0.18 and 0.00.
+    :math:`\log_2 N` = everything; ``id_rate``, the share of inputs whose speaker comes first; ``rank_spread``, the
+    share of ranks that are likelier than by chance. NaN with one warning for fewer than two speakers, or where no input
+    has a reference of its speaker.
+
+    The empirical values of few inputs are too high: with N = 40 and 800 inputs that disclose nothing, MaxD is 0.60 bit
+    and MeanD 0.04; the beta-binomial model gives 0.18 and 0.00. Where the inputs of a speaker err alike, as under one
+    pseudo-voice, MeanD is 0.07. Intervals account for it, since they leave out speakers and not inputs.
 
     Args:
         model: ``"empirical"``, the observed shares, or ``"beta_binomial"``, a distribution fitted to them that keeps
             the first.
         condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
             ``"OO"``, both original.
-        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
-        bandwidth: See :func:`vpmetrics.functional.rank_histogram`.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        bandwidth: Width, in standard deviations of an input's scores, over which two scores are compared softly, so
+            that ranks have a gradient; None counts ranks.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but ``rank_spread``, from
             the leave-one-speaker-out jackknife.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
+        >>> import torch
         >>> metric = SimilarityRankDisclosure()
         >>> protected = torch.tensor([[1.0, 0.1], [0.9, 0.0], [0.1, 1.0], [0.7, 0.6]])
         >>> metric.update(protected=protected, speakers=torch.tensor([4, 4, 9, 9]))

@@ -63,21 +63,26 @@ class _PopulationMetric(EmbeddingMetric):
 
 
 class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
-    """Compute how often the true speaker of a conversation comes first among N people (Vauquier et al., 2025).
+    r"""Compute how often the true speaker of a conversation comes first among N people (Vauquier et al., 2025).
 
-    The expectation over all galleries of N people; where N exceeds the number M of references it is extrapolated by a
-    model of the ranks, see :func:`vpmetrics.functional.reidentification_rate`. Its authors call this *linkability*;
+    .. math::
+        \pi_N = \sum_r h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
+
+    with :math:`h_r` the share of conversations whose own speaker has rank r among the M references: the expectation
+    over all galleries of N people. Where N exceeds M it is extrapolated by a model of the ranks, see
+    :func:`vpmetrics.functional.reidentification_rate`. Its authors call this *linkability*;
     :class:`vpmetrics.Linkability` is another measure, that of Gomez-Barrero et al.
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)``,
     ``speakers (B,)`` and optionally ``is_reference``, ``utterances``, ``sessions``, ``groups`` ``(B,)``. Marked
     utterances are the attacker's; without ``is_reference``, half of every speaker's are, chosen by their values. A
     reference is the mean of what the attacker has of a speaker, a probe the mean of ``utterances`` others of one
-    speaker and session.
+    speaker and session; the remainder is not used. (The authors average embeddings of unit length.)
 
     As output of ``compute`` the metric returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and
     ``gallery``, the number M of references. With ``groups`` people are searched within their group; rates are means
-    over all probes, and M is that of the smallest group. NaN with one warning where no probe has two references.
+    over all probes, and M is that of the smallest group. NaN with one warning for fewer than two references, or where
+    no probe has one.
 
     Args:
         sizes: Numbers of people N, the speaker included.
@@ -88,8 +93,10 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
             ``"OO"``, both original. With sessions also ``"within"`` and ``"across"``.
         attack: A fitted :mod:`vpmetrics.attacks` attack, or any object with ``attack(original, protected)``; it maps
             utterances before they are averaged.
-        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
-        bandwidth: See :func:`vpmetrics.functional.rank_histogram`.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        bandwidth: Width, in standard deviations of a probe's scores, over which two scores are compared softly, so that
+            ranks have a gradient; None counts ranks.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``rate_<N>_low``, ``rate_<N>_high`` of the
             leave-one-speaker-out jackknife; NaN where the rate is extrapolated.
@@ -149,21 +156,27 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 
 
 class SinglingOut(_PopulationMetric):
-    """Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
+    r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
 
-    See :func:`vpmetrics.functional.singling_out`. Without information the predicate still isolates someone with
-    probability exp(-1) = 0.368, with few calibrating conversations less.
+    .. math::
+        \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
+
+    The attacker has a reference e of one of N speakers, and one conversation :math:`x_i` of every speaker. About one in
+    N of their other conversations scores above the threshold t; see :func:`vpmetrics.functional.singling_out`. The
+    predicate may isolate any person. Without information it still isolates someone with probability exp(-1) = 0.368;
+    with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
     attacker has the same utterances. A conversation is the mean of ``utterances`` of a speaker's other utterances;
-    every speaker needs two. As output of ``compute`` it returns a dictionary: ``singling_out_<N>``, and
-    ``singling_out_<N>_error``, the standard error of drawing sets of N speakers. NaN with one warning for sizes above
-    the number of speakers.
+    every speaker needs two. All are tested, one after another, while others calibrate. As output of ``compute`` it
+    returns a dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N
+    speakers, 0 where N is the number of speakers. NaN with one warning for sizes above the number of speakers.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.
         utterances: How many utterances are averaged to a conversation.
-        condition: ``"PP"``, ``"OP"`` or ``"OO"``, as in :class:`ReidentificationRate`.
+        condition: ``"PP"``, protected references and conversations; ``"OP"``, original references and protected
+            conversations; ``"OO"``, both original.
         attack: As in :class:`ReidentificationRate`.
         calibration: Maximum number of conversations per speaker used to calibrate.
         draws: How many sets to draw for each reference and size, at least.

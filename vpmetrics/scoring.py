@@ -16,6 +16,9 @@ class PLDA(nn.Module):
     .. math::
         x = \mu + y + \epsilon, \quad y \sim \mathcal{N}(0, B), \quad \epsilon \sim \mathcal{N}(0, W)
 
+    In the basis where :math:`W` is the identity and :math:`B` is diagonal, the ratio of two embeddings is a sum over
+    dimensions, so that a block of scores costs one matrix product.
+
     ``fit`` estimates :math:`\mu`, :math:`B` and :math:`W` from labelled embeddings by moments. Calling it with
     embeddings ``(A, D)`` and ``(B, D)`` returns scores ``(A, B)``. It holds buffers only.
 

@@ -47,9 +47,12 @@ class _SimilarityMetric(EmbeddingMetric):
 
 
 class VoiceSimilarityMatrix(_SimilarityMetric):
-    """Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
 
-    See :func:`vpmetrics.functional.voice_similarity_matrix`.
+    .. math:: \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
+
+    over the log-likelihood ratios of the utterances of speaker i against those of speaker j, PAV under Laplace's rule
+    (Noé et al., 2022).
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. As output of ``compute`` it returns the named tuple ``(oo, op, pp, speakers)``: matrices
@@ -58,7 +61,8 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     Args:
         similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
             the mean log-likelihood ratio (2020).
-        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
@@ -121,9 +125,11 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
 
 
 class DeIdentification(_SimilarityRatio):
-    r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities (Noé et al., 2022, eq. 9).
+    r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities.
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+
+    with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 9).
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. As output of ``compute`` it returns a scalar: 1.0 = 100 %, perfect; 0 = nothing
@@ -142,7 +148,8 @@ class DeIdentification(_SimilarityRatio):
         >>> import torch
         >>> metric = DeIdentification()
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-        >>> metric(original, torch.eye(2).repeat(2, 1), torch.tensor([3, 3, 8, 8]))
+        >>> protected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> metric(original, protected, torch.tensor([3, 3, 8, 8]))
         tensor(1.)
     """
 
@@ -152,9 +159,11 @@ class DeIdentification(_SimilarityRatio):
 
 
 class VoiceDistinctiveness(_SimilarityRatio):
-    r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech (Noé et al., 2022, eq. 10).
+    r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech.
 
     .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+
+    with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 10).
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. As output of ``compute`` it returns a scalar in dB: 0 = voices as distinct as before,
@@ -165,7 +174,8 @@ class VoiceDistinctiveness(_SimilarityRatio):
         scoring: As there.
         bandwidth: As there.
         validate_args: As there.
-        intervals: As in :class:`DeIdentification`; the keys are ``gvd``, ``gvd_low``, ``gvd_high``.
+        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
+            dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

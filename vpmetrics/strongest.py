@@ -128,16 +128,19 @@ class AttackedMetric(IntervalEmbeddingMetric):
 class StrongestAttack(AttackedMetric):
     """Disclosure to the strongest of several attacks, each fitted on other speakers than it attacks.
 
-    An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of other speakers. Speakers
-    are divided into folds; attacks are fitted on all folds but one and compare the utterances within it. For each fold
-    the attack is chosen by its disclosure in the other folds, so that the largest of several noisy numbers is not
-    mistaken for disclosure. The result is never below the disclosure to plain comparison, in either direction.
+    Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of
+    original and protected speech of other speakers. Speakers are divided into folds; attacks are fitted on all folds
+    but one and compare the utterances within it. For each fold the attack is chosen by its disclosure in the other
+    folds, so that the largest of several noisy numbers is not mistaken for disclosure. The result is never below the
+    disclosure to plain comparison on all trials, in either direction.
 
     As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected`` ``(B, D)`` and
-    ``speakers`` ``(B,)``. As output of ``compute`` it returns a dictionary: ``d_ece_strongest`` in bits and
-    ``eer_strongest``; ``strongest``, the index of the attack in :attr:`attack_names`; ``d_ece_chance``, the result of
-    the same procedure with speakers permuted; ``attack_speakers``, the number of speakers attacks were fitted on. NaN
-    with one warning for fewer than six speakers.
+    ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
+
+    As output of ``compute`` the metric returns a dictionary: ``d_ece_strongest`` in bits and ``eer_strongest``;
+    ``strongest``, the index of the attack in :attr:`attack_names`; ``d_ece_chance``, the result of the same procedure
+    with speakers permuted; ``attack_speakers``, the number of speakers attacks were fitted on. NaN with one warning
+    for fewer than six speakers.
 
     Args:
         condition: ``"OP"``, ``"PP"``, or, with sessions, ``"within"`` or ``"across"``.

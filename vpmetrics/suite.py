@@ -33,7 +33,7 @@ METRICS = ("headline", "all")
 
 
 class VoicePrivacy(AttackedMetric):
-    """All numbers of the other embedding metrics, from one copy of the embeddings, each condition scored once.
+    r"""All numbers of the other embedding metrics, from one copy of the embeddings, each condition scored once.
 
     As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``, and optionally ``is_reference``, ``utterances``, ``sessions`` and ``groups`` ``(B,)``.
@@ -47,16 +47,18 @@ class VoicePrivacy(AttackedMetric):
       ``op_linkability``, ``op_mean_d``, ``op_id_rate``; with sessions also ``within_d_ece`` and ``within_eer``;
     - ``op_l_w``, ``op_tag``: worst case of a single trial and its category;
     - ``worst_speaker_disclosure``, ``worst_speaker_chance``: the largest disclosure of one speaker's own trials, and
-      the same by chance (NaN where no group has three speakers).
+      what the largest of as many speakers reaches by chance (NaN where no group has three speakers).
 
     ``metrics="all"`` adds every number of every condition. :func:`vpmetrics.scalar` describes a key. :meth:`report`
     adds the headline with its verdict, checks of the evaluation, and what figures need.
 
-    ``original`` is what attackers have of known speakers, ``protected`` what they want to attribute. With ``sessions``
-    the conditions ``within`` and ``across`` join: protected speech of one draw of the anonymiser's secret, which should
-    link, and of different draws, which should not. With ``groups`` only pairs of one group are trials, and
-    :meth:`report` has all scalars of each group. Up to a few million trials every value is exact; beyond, scores share
-    65,536 bins.
+    ``original`` is what attackers have of known speakers, ``protected`` what they want to attribute. Cosine is a weak
+    attacker: its numbers come with those of the strongest of several attacks (:class:`StrongestAttack`). With
+    ``sessions`` the conditions ``within`` and ``across`` join: protected speech of one draw of the anonymiser's secret,
+    which should link, and of different draws, which should not. With ``groups`` only pairs of one group are trials, and
+    :meth:`report` has all scalars of each group.
+
+    Up to a few million trials every value is exact; beyond, scores share 65,536 bins.
 
     Args:
         similarity: ``"geometric"`` (2022) or ``"sigmoid"`` (2020), see :class:`VoiceSimilarityMatrix`.
@@ -64,15 +66,15 @@ class VoicePrivacy(AttackedMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         rank_model: ``"empirical"`` or ``"beta_binomial"``, see :class:`SimilarityRankDisclosure`.
         slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores, for batches: every score
-            is kept, and no attack is tried. None is exact.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
+            batches: every score is kept, and no attack is tried.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         attacks: ``"standard"``, the battery of :mod:`vpmetrics.attacks`; a sequence of attacks; None tries none.
         enrolment: None takes every utterance for enrolment and test. With ``is_reference``, ``"utterance"`` compares
             tests with each of the references, ``"speaker"`` with their mean per speaker.
-        sizes: Numbers of people; adds ``op_rate_<N>``, ``op_rate_<N>_strongest``, after the strongest attack, for as
-            many people as a fold of speakers has, ``op_singling_out_<N>`` with its error and ``op_gallery``, and the
-            same of the other conditions: see :class:`ReidentificationRate` and :class:`SinglingOut`.
+        sizes: Numbers of people; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its error and ``op_gallery``, and
+            the same of the other conditions: see :class:`ReidentificationRate` and :class:`SinglingOut`. With them
+            ``op_rate_<N>_strongest``, after the strongest attack, for as many people as a fold of speakers has.
         metrics: ``"headline"``, ``"all"``, or the keys ``compute`` returns: what these do not need is not computed.
         intervals: Confidence level such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the leave-one-speaker-out
             jackknife, for all but extremes, chance levels and single speakers.

@@ -33,10 +33,11 @@ class EmbeddingTrials(EmbeddingMetric):
     torchmetrics' binary metrics squash scores outside [0, 1] batch by batch; here they get the scores unchanged.
 
     Args:
-        metric: A metric with ``update(preds, target)``, or a collection of such, which is copied.
-            :class:`CalibrationDistortion` is fitted on half of each speaker's sessions and used on the rest.
+        metric: A metric with ``update(preds, target)``, or a collection of such; a copy of it is kept. For
+            :class:`CalibrationDistortion` it is fitted on half of each speaker's sessions and used on the rest.
         condition: ``"OO"``, ``"OP"`` or ``"PP"``: the enrolment side and the test side.
-        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or a callable from
+            embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         validate_args: Whether NaN and infinite embeddings raise; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 

@@ -27,7 +27,7 @@ _NO_BINS = "four sums are all that is kept, so there is nothing to bin"
 
 
 class MinCllr(ScoreMetric):
-    """The least Cllr that an increasing map of the scores can reach: see :func:`vpmetrics.functional.min_cllr`.
+    """The least Cllr that an increasing map of the scores can reach: that of their PAV log-likelihood ratios.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
     alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in bits,
@@ -38,8 +38,8 @@ class MinCllr(ScoreMetric):
         score_range: Range of a number of bins; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
-        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns a dictionary:
-            ``min_cllr``, ``min_cllr_low`` and ``min_cllr_high``.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns ``min_cllr``,
+            ``min_cllr_low`` and ``min_cllr_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -56,16 +56,18 @@ class MinCllr(ScoreMetric):
 class EqualErrorRate(ScoreMetric):
     """Error rate where misses and false alarms are equal, on the convex hull of the ROC.
 
-    As input to ``forward`` and ``update`` the metric accepts ``preds`` and ``target``, see :class:`MinCllr`. As output
-    of ``compute`` it returns a scalar in [0, 0.5], 0.5 = perfect privacy. The rate without the hull, which is never
-    lower, is :func:`vpmetrics.functional.raw_equal_error_rate`.
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in [0, 0.5],
+    0.5 = perfect privacy. The rate without the hull, which challenges rank by and which is never lower, is
+    :func:`vpmetrics.functional.raw_equal_error_rate`.
 
     Args:
-        thresholds: As in :class:`MinCllr`.
-        score_range: As there.
-        bandwidth: As there.
-        validate_args: As there.
-        intervals: As there; the keys are ``eer``, ``eer_low`` and ``eer_high``.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
+        score_range: Range of a number of bins; learnt when left out.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns ``eer``,
+            ``eer_low`` and ``eer_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -82,14 +84,16 @@ class EqualErrorRate(ScoreMetric):
 class Linkability(ScoreMetric):
     """Global linkability of Gómez-Barrero et al. (2018): see :func:`vpmetrics.functional.linkability`.
 
-    As input to ``forward`` and ``update`` the metric accepts ``preds`` and ``target``, see :class:`MinCllr`. As output
-    of ``compute`` it returns a scalar in [0, 1], 0 = nothing can be linked; NaN with fewer than ten targets.
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in [0, 1],
+    0 = nothing can be linked; NaN with fewer than ten targets.
 
     Args:
-        thresholds: As in :class:`MinCllr`.
-        score_range: As there.
-        validate_args: As there.
-        intervals: As there, with the bins of all trials: ``linkability``, ``linkability_low``, ``linkability_high``.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms of scores.
+        score_range: Range of a number of bins; learnt when left out.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns
+            ``linkability``, ``linkability_low`` and ``linkability_high``, all with the bins of all trials.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -136,11 +140,13 @@ class Cllr(TrialMetric):
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, log-likelihood ratios of any shape, and
     ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in bits: 0 at best for
-    the attacker, 1 without information, more where scores mislead. The state is four sums; intervals also keep scores.
+    the attacker, 1 without information, more where the scores mislead. The state is four sums; intervals also keep the
+    scores.
 
     Args:
         validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
-        intervals: As in :class:`MinCllr`; the keys are ``cllr``, ``cllr_low`` and ``cllr_high``.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns ``cllr``,
+            ``cllr_low`` and ``cllr_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -193,15 +199,16 @@ class TPRAtFPR(ScoreMetric):
 
     A low false-positive rate is where an attacker with many candidates works; the equal error rate does not see it.
 
-    As input to ``forward`` and ``update`` the metric accepts ``preds`` and ``target``, see :class:`MinCllr`. As output
-    of ``compute`` it returns a dictionary ``tpr_at_1e-2``, ...; perfect privacy is the rate itself. Tied scores are one
-    step of the ROC, linear in between. NaN where fewer than ten non-targets exceed the threshold.
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores in any shape and on any scale, and
+    ``target``, 1 = same speaker. As output of ``compute`` the metric returns a dictionary ``tpr_at_1e-2``, ...; perfect
+    privacy is the rate itself. Tied scores are one step of the ROC, linear in between. NaN where fewer than ten
+    non-targets exceed the threshold.
 
     Args:
         fpr: False-positive rates.
-        thresholds: As in :class:`MinCllr`.
-        score_range: As there.
-        validate_args: As there.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
+        score_range: Range of a number of bins; learnt when left out.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

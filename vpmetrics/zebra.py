@@ -21,14 +21,16 @@ class ZebraDisclosure(ScoreMetric):
     """Expected and worst-case disclosure of identity by scores: see :func:`vpmetrics.functional.zebra_disclosure`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
-    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a dictionary of
-    scalars: ``d_ece`` in bits, from 0 (nothing disclosed) to 0.7213, ``l_w``, ``tag`` and ``d_ece_reversed``.
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a dictionary:
+    ``d_ece`` in bits, from 0 (nothing disclosed) to 0.7213; ``l_w``, a base-10 logarithm; ``tag``, its category from 0
+    to 6 (:func:`vpmetrics.functional.zebra_tag` gives the letter; -1 if undefined); ``d_ece_reversed``, the ``d_ece``
+    of the negated scores, since an attacker may flip the sign. The worst case grows with the number of trials.
 
     Args:
-        thresholds: As in :class:`MinCllr`.
-        score_range: As there.
-        bandwidth: As there.
-        validate_args: As there.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
+        score_range: Range of a number of bins; learnt when left out.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
         intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` adds ``d_ece_low``,
             ``d_ece_high``, ``d_ece_reversed_low`` and ``d_ece_reversed_high``; an extreme such as ``l_w`` has none.
         kwargs: Those of :class:`torchmetrics.Metric`.
