@@ -218,10 +218,9 @@ def _pseudo_trials_if_separable(
     these two are all but tied they are put a little apart. The weight is 0 where the classes overlap.
     """
     # Highest and negated lowest score of each class in each fold.
-    ends = nontarget.new_full((4, num_folds), -torch.inf)
     classes = (nontarget, nontarget_fold), (-nontarget, nontarget_fold), (target, target_fold), (-target, target_fold)
-    for index, (values, folds) in enumerate(classes):
-        ends[index] = ends[index].scatter_reduce(0, folds, values, "amax")
+    lowest = nontarget.new_full((num_folds,), -torch.inf)
+    ends = torch.stack([lowest.scatter_reduce(0, folds, values, "amax") for values, folds in classes])
     if num_folds > 1:  # a regression is fitted on all other folds
         is_own = torch.eye(num_folds, dtype=torch.bool, device=ends.device)
         ends = ends[:, None].expand(-1, num_folds, -1).masked_fill(is_own, -torch.inf).amax(2)

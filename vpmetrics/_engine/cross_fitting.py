@@ -66,11 +66,11 @@ _MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_ste
 
 def variant_names_and_needs(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
     """Return name and needs of each variant of an attack: all attacks on all pairs, then per group, then observed."""
-    pairs = [
-        (getattr(each, "name", type(each).__name__), getattr(each, "needs", ""))
+    return tuple(
+        (getattr(each, "name", type(each).__name__) + source, getattr(each, "needs", ""))
+        for source in _SOURCES
         for each in append_plain_attack(attacks)
-    ]
-    return tuple((name + source, needs) for source in _SOURCES for name, needs in pairs)
+    )
 
 
 def append_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:
@@ -120,13 +120,7 @@ class CrossFittedAttacks:
     """Attacks on some utterances, fitted on the speakers of other folds and, if given, on moments of observed speech.
 
     One object serves several conditions, which share the fits. Nothing is fitted before a result is asked for.
-
-    Args:
-        data: Both sides and their speakers.
-        attacks: Attacks, not fitted.
-        conditions: Conditions that results will be asked for.
-        observed: Moments of observed speech, for linear attacks.
-        enrolment: How speakers are enrolled, see :meth:`EvaluationData.sides`.
+    ``enrolment``: how speakers are enrolled, see :meth:`EvaluationData.sides`.
     """
 
     def __init__(

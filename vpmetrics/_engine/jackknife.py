@@ -195,7 +195,7 @@ def count_replicates(
     reduced, weights, num_pairs = thinned.processes.all_reduce(counts[1], weights, num_pairs)
     targets, nontargets = (widen(part.view(-1, size)[:-1]) for part in (counts[0], reduced))
     nontargets = nontargets * (scores.counts.ascending.nontargets.sum() / nontargets[0].sum())
-    targets, nontargets = (torch.cat([part[:1], part[:1] - part[1:]]) for part in (targets, nontargets))
+    targets, nontargets = (part[:1] - pad(part[1:], (0, 0, 1, 0)) for part in (targets, nontargets))
     if slopes is None:
         return ReplicateCellCounts(cells, targets, nontargets, groups)
     number = count_values(target_speakers, len(speakers))
@@ -239,8 +239,7 @@ def count_trial_replicates(
         second = torch.where(first == second, groups.num_groups, second)
         slots = torch.cat([slot + size * first, slot + size * second])
         left_out = slots.bincount(minlength=(groups.num_groups + 1) * size).view(-1, size)[:-1]
-        total = slot.bincount(minlength=size)[None]
-        counts.append(widen(torch.cat([total, total - left_out])))
+        counts.append(widen(slot.bincount(minlength=size) - pad(left_out, (0, 0, 1, 0))))
     weights = None
     if similarity_slopes is not None:
         empty = widen(cells.edges).new_zeros(2, size)

@@ -163,7 +163,15 @@ class PairStatistics(ValueCache):
         if self.num_rows > len(self.mean_p):
             variance = getattr(self, 2 * side).diagonal()
             return ((variance > _RANK * variance.mean()).to(variance),)
-        return (self.get_or_make(("span", side), lambda: _orthonormal_basis(self._rows[side])),)
+
+        def make_basis() -> Tensor:
+            rows = self._rows[side]
+            values, vectors = torch.linalg.eigh(rows @ rows.T)
+            kept = values > _RANK * values.amax().clamp(min=torch.finfo(rows.dtype).tiny)
+            basis: Tensor = rows.T @ (vectors[:, kept] * values[kept].rsqrt())
+            return basis
+
+        return (self.get_or_make(("span", side), make_basis),)
 
     def whiten(self, name: Literal["oo", "pp", "within_pp"], ridge: float) -> Chain:
         """Return a map to coordinates in which a covariance with a ridge is the identity, by a Cholesky factor.
@@ -190,14 +198,6 @@ def cholesky_plus_diagonal(matrix: Tensor, added: Tensor | float) -> Tensor:
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     factor: Tensor = torch.linalg.cholesky_ex(matrix + added * eye).L
     return factor
-
-
-def _orthonormal_basis(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis ``(D, d)`` of the span of at most ``D`` centred rows."""
-    values, vectors = torch.linalg.eigh(rows @ rows.T)
-    kept = values > _RANK * values.amax().clamp(min=torch.finfo(rows.dtype).tiny)
-    basis: Tensor = rows.T @ (vectors[:, kept] * values[kept].rsqrt())
-    return basis
 
 
 class TrainingPairs(ValueCache):
