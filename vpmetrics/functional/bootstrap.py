@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.identification import count_above_tied_nan, count_ranks, identify
+from vpmetrics._engine.identification import count_above_tied_nan, identify
 from vpmetrics._engine.jackknife import CountingCells, check_enough_speakers, clopper_pearson_or_0, students_t_quantile
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
@@ -294,17 +294,21 @@ class SpeakerTrials:
 
 def _sum_inputs_by_speaker(trials: IdentificationTrials, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rank histogram ``(S, S)``, the sum of local information and the number of inputs of each speaker."""
-    ranks = trials.references.sums.new_zeros(1, 3, len(trials.inputs))
+    count = trials.num_references  # every speaker has a reference
+    # Each input counts 1, in equal shares over the ranks it is tied for: a step up at the first of them, and one down
+    # after the last. The cumulative sum of the steps is the histogram.
+    steps, has_nan = widen(trials.references.sums.new_zeros(count * (count + 1))), trials.usable.new_zeros(())
     for block in score_inputs(trials, scoring):
-        ranks[0][:, block.rows] = count_above_tied_nan(block)
-    columns = range(trials.num_references)  # every speaker has a reference
-    of_speakers = [trials._replace(usable=trials.usable & (trials.column == column)) for column in columns]
-    histograms = torch.cat([widen(count_ranks(each, ranks)) for each in of_speakers])
+        above, tied, unknown = count_above_tied_nan(block).long()
+        tied, start = tied.clamp(min=1), trials.column[block.rows] * (count + 1) + above
+        mass = widen(trials.usable[block.rows]) / tied
+        steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)
+        has_nan = has_nan | (unknown > 0).any()
+    histograms = torch.where(has_nan, torch.nan, steps.view(count, count + 1).cumsum(1)[:, :-1])
     identification = identify(trials, scoring)
     assert identification.bits is not None
     speaker, bits = trials.column[identification.trials], widen(identification.bits)
-    sums = bits.new_zeros(len(columns)).index_add(0, speaker, bits)
-    return histograms, sums, count_values(speaker, len(columns)).to(bits)
+    return histograms, bits.new_zeros(count).index_add(0, speaker, bits), count_values(speaker, count).to(bits)
 
 
 def _bias_corrected_t_intervals(
