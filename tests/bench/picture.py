@@ -3,8 +3,8 @@
 python tests/bench/picture.py vpmetrics-demo/tensorboard notebooks/pictures/training.png
 """
 
-import argparse
 import io
+import sys
 from pathlib import Path
 
 import matplotlib.image
@@ -22,11 +22,8 @@ CURVES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("logdir", type=Path)
-    parser.add_argument("picture")
-    arguments = parser.parse_args()
-    events = EventAccumulator(str(next(arguments.logdir.rglob("events*")).parent), size_guidance={"images": 0}).Reload()
+    logdir, picture = sys.argv[1:]
+    events = EventAccumulator(str(next(Path(logdir).rglob("events*")).parent), size_guidance={"images": 0}).Reload()
     maps = events.Images("val_figures/privacy/quadrants")
     figure = Figure(figsize=(11, 3.3), layout="constrained", dpi=130)
     curves, first, last = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
@@ -41,7 +38,7 @@ def main() -> None:
         ax.imshow(card)
         ax.set_title(f"voice similarity after step {event.step}")
         ax.axis("off")
-    figure.savefig(arguments.picture)
+    figure.savefig(picture)
 
 
 if __name__ == "__main__":

@@ -33,12 +33,6 @@ def rates(scores: np.ndarray, own: np.ndarray, sizes: tuple[int, ...]) -> dict[s
     return values | {f"chance_{size}": np.float64(1 / size) for size in sizes} | {"gallery": scores.shape[1]}
 
 
-def threshold(scores: list[float], passing: int) -> float:
-    """Midway between the score at the place ``passing`` and the next."""
-    descending = sorted(scores, reverse=True)
-    return (descending[passing - 1] + descending[passing]) / 2
-
-
 def singling_out(tested: np.ndarray, calibration: list[np.ndarray], own: int, size: int) -> float:
     """Share of the sets of ``size`` people with the own speaker on which the predicate fires exactly once.
 
@@ -48,6 +42,8 @@ def singling_out(tested: np.ndarray, calibration: list[np.ndarray], own: int, si
     isolated = []
     for drawn in combinations(people, size - 1):
         members = [own, *drawn]
-        level = threshold([score for speaker in members for score in calibration[speaker]], len(calibration[own]))
+        descending = sorted((score for speaker in members for score in calibration[speaker]), reverse=True)
+        passing = len(calibration[own])
+        level = (descending[passing - 1] + descending[passing]) / 2  # midway between the last that pass and the next
         isolated.append(sum(tested[speaker] > level for speaker in members) == 1)
     return float(np.mean(isolated))

@@ -47,18 +47,24 @@ def reference_scores(references, inputs, speakers, is_reference=None, scoring="c
     return np.array(scores).reshape(-1, len(names)), np.array(true_index, dtype=int)
 
 
-def rank_histogram(scores, true_index, atol=1e-12):
+def covered_ranks(row, true, atol=1e-12):
+    """The ranks that a tie of the matching reference covers, one where there is none.
+
+    Scores within ``atol`` are tied, because the means of equal embeddings differ by rounding.
+    """
+    better = sum(s > row[true] + atol for s in row)
+    return list(range(better, better + sum(abs(s - row[true]) <= atol for s in row)))
+
+
+def rank_histogram(scores, true_index):
     """How many inputs have their matching reference at each of the N ranks.
 
-    The mass of a tie is shared by the ranks it covers: the expectation of breaking it at random. Scores within
-    ``atol`` are tied, because the means of equal embeddings differ by rounding.
+    The mass of a tie is shared by the ranks it covers: the expectation of breaking it at random.
     """
     counts = np.zeros(scores.shape[1])
     for row, true in zip(scores, true_index, strict=True):
-        better = sum(s > row[true] + atol for s in row)
-        tied = sum(abs(s - row[true]) <= atol for s in row)  # the matching one among them
-        for rank in range(better, better + tied):
-            counts[rank] += 1 / tied
+        covered = covered_ranks(row, true)
+        counts[covered] += 1 / len(covered)
     return counts
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from .isotonic import pav_llr
-from .rank import rank_histogram
+from .rank import covered_ranks, rank_histogram
 from .zebra import z, zebra_disclosure
 
 SIDES = {"enrolled": (0,), "probed": (1,), "both": (0, 1)}
@@ -31,17 +31,12 @@ def largest_means(values, speakers):
     return max(np.mean(values[speakers == name]) for name in np.unique(speakers))
 
 
-def rank_bits(scores, true_index, atol=1e-12):
+def rank_bits(scores, true_index):
     """What the rank of each input discloses by the histogram of all, on average over the ranks it is tied for."""
-    histogram = rank_histogram(scores, true_index, atol)
+    histogram = rank_histogram(scores, true_index)
     with np.errstate(divide="ignore"):
         bits = np.log2(len(histogram) * histogram / histogram.sum())
-    found = []
-    for row, true in zip(scores, true_index, strict=True):
-        better = sum(s > row[true] + atol for s in row)
-        tied = sum(abs(s - row[true]) <= atol for s in row)
-        found.append(np.mean(bits[better : better + tied]))
-    return np.array(found)
+    return np.array([np.mean(bits[covered_ranks(*trial)]) for trial in zip(scores, true_index, strict=True)])
 
 
 def worst_and_spread(preds, target, speakers, side):
