@@ -16,10 +16,17 @@ from torchmetrics.utilities import rank_zero_warn
 from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
 from vpmetrics._engine.scalar import closest_or_known_names, last_component, strip_loader_suffix
 from vpmetrics._engine.validation import check_confidence
-from vpmetrics.lightning.loggers import figure_writers, log_scalars, suffix_first_component
 from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
 from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
-from vpmetrics.lightning.trainers import ModelCheckpointBase, loader_suffixes, logging_step, warn_of_spawned_processes
+from vpmetrics.lightning.trainers import (
+    ModelCheckpointBase,
+    figure_writers,
+    loader_suffixes,
+    log_scalars,
+    logging_step,
+    suffix_first_component,
+    warn_of_spawned_processes,
+)
 
 FRONT_FILE = "pareto_front"
 _REJECTED = {"monitor", "every_n_train_steps", "train_time_interval", "enable_version_counter"}

@@ -25,17 +25,20 @@ from vpmetrics._engine.scalar import check_scalar_names, strip_loader_suffix
 from vpmetrics._engine.validation import check_whole_number
 from vpmetrics._engine.verdict import FAILED
 from vpmetrics.attributes import AttributeDisclosure
-from vpmetrics.lightning.loggers import (
+from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, read_unskipped_outputs, resolve_keys
+from vpmetrics.lightning.trainers import (
+    CallbackBase,
     chart_layout,
     figure_writers,
+    loader_suffixes,
     log_scalars,
+    logging_step,
     rank_zero_loggers,
     suffix_first_component,
+    warn_of_spawned_processes,
     write_charts,
     write_hyperparameters,
 )
-from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, read_unskipped_outputs, resolve_keys
-from vpmetrics.lightning.trainers import CallbackBase, loader_suffixes, logging_step, warn_of_spawned_processes
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
