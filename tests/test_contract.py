@@ -23,6 +23,7 @@ from cases import (
     mapped,
     updated,
 )
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics import MetricCollection
@@ -165,6 +166,19 @@ def test_autocast_and_inference_mode_change_nothing(case):
     for batch in rest:
         metric(**batch)
     assert_same(metric.compute(), expected_value(case))
+
+
+@each_case
+def test_update_stays_on_the_device_and_reads_no_value(case):
+    # Fake tensors raise where devices mix or a value is read, so this needs neither an accelerator nor a compiler.
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            metric = case.metric(validate_args=False)
+        for batch in case.batches():
+            metric.update(**mapped(batch, lambda v: torch.empty(v.shape, dtype=v.dtype, device="cuda")))
+        assert {tensor.device.type for tensor in tree_leaves(metric.metric_state)} == {"cuda"}
+        with pytest.raises(DataDependentOutputException):  # of a check of values
+            case.metric(validate_args=True).update(**batch)
 
 
 @each_case
