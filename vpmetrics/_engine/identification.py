@@ -266,7 +266,7 @@ def jackknife_identification(
 ) -> IdentificationReplicates:
     """Return replicates without each group, of ranks alone without ``slopes``."""
     references, size = trials.num_references, groups.num_groups + 2
-    # Column 0 leaves nobody out, the last one those never left out.
+    # Column 0 leaves out no speaker; the last one, of the speakers in no group, is unused.
     column = 1 + groups.find_groups(trials.references.speakers)
     sizes = count_values(column, size).to(wide_dtype(column.device))
     histograms, own_steps = sizes.new_zeros(2, size * (references + 1))

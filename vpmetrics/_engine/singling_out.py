@@ -101,14 +101,14 @@ def isolation_rates_and_standard_errors(
     """Return how often a predicate fires exactly once in N speakers, and the standard error of drawing sets."""
     people, predicates = len(population.counts), len(population.predicates)
     possible = [size for size in sizes if size <= people and predicates]
-    if len(possible) < len(sizes):
+    if not bool(population.predicates.isfinite().all() & population.conversations.isfinite().all()):
+        warn_undefined("Some embeddings are NaN.")
+        possible = []
+    elif len(possible) < len(sizes):
         warn_undefined(
             f"Singling one out of {max(sizes)} people needs as many with two conversations; "
             f"there are {people}, and references of {predicates} of them."
         )
-    elif not bool(population.predicates.isfinite().all() & population.conversations.isfinite().all()):
-        warn_undefined("Some embeddings are NaN.")
-        possible = []
     isolated: dict[int, tuple[Tensor, Tensor]] = {}
     for size in possible:
         scorer = resolve_scoring(scoring)

@@ -174,7 +174,7 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
     is_matrix = set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
     if not is_matrix or not index.is_file():
         return arrays
-    # The rows of a challenge's file are in no order: lists beside it name them and their speakers.
+    # The rows of a challenge's file have any order: two lists in the same folder hold their names and speakers.
     row_of, rows = read_map(index, "utterance row"), list(map(str, range(len(arrays.by_name[""]))))
     if sorted(row_of.values()) != sorted(rows):
         got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
