@@ -1,4 +1,4 @@
-"""Calibration: log-likelihood ratios of scores, logistic regressions, and maps fitted on one run for another."""
+"""Calibration: logistic regressions, and maps fitted on one run for another."""
 
 from __future__ import annotations
 
@@ -7,53 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.precision import is_numpy_ready, widen
-from vpmetrics._engine.score_counts import Steps, count_by_score
+from vpmetrics._engine.precision import widen
+from vpmetrics._engine.score_counts import count_by_score, make_finder
 from vpmetrics._engine.validation import check_choice, check_trials, warn_if, warn_undefined
 
 _ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
 _FIRST_CHECK = 12  # iteration after which a GPU is first asked whether all have converged; a CPU is asked after each
-_CELLS = 1 << 16  # equal cells of the score axis
 _GROWTH = 4.0  # factor of the longest allowed step after a step that helped; its inverse after one that did not
 _SLOPE_BINS = 1 << 10  # of the standardised scores of non-targets
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
 _LEAST_GAP = 1e-2  # standard deviations between two pseudo-trials
 
-Finder = Callable[[Tensor], list[Tensor]]
 ScoreMap = Callable[[Tensor], Tensor]
 Trials = Sequence[tuple[Tensor, Tensor]]  # scores (K,), or (F, 1) if each regression has one; weights in each, (F, K)
-
-
-def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
-    """Return a function from scores to their values in each of some tables of one entry per step."""
-    edges, values = steps.edges, torch.stack(list(tables))
-    if is_numpy_ready(values):  # blocks are far fewer than steps; counting them would be a GPU sync
-        begins = (values[:, 1:] != values[:, :-1]).any(0)
-        edges, values = edges[begins], torch.cat([values[:, :1], values[:, 1:][:, begins]], dim=1)
-
-    def find(scores: Tensor) -> list[Tensor]:
-        pieces = scores.to(edges.dtype).flatten().split(1 << 18)  # about what a cache holds
-        places = [_find_places(edges, piece) for piece in pieces]
-        return [torch.cat([table.index_select(0, each) for each in places]).view(scores.shape) for table in values]
-
-    return find
-
-
-def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
-    """Return how many of the sorted edges are at most each score; for many scores by a table of equal cells."""
-    span = float(edges[-1] - edges[0]) if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges) else 0.0
-    if not 1e-30 < span < 1e30:
-        return torch.searchsorted(edges, scores, right=True)
-
-    def cell_of(x: Tensor) -> Tensor:
-        return x.sub(edges[0]).mul_((_CELLS - 1) / span).nan_to_num_().clamp_(-1, _CELLS).floor_().int() + 1
-
-    with_edge = cell_of(edges)
-    edges_up_to = torch.bincount(with_edge, minlength=_CELLS + 2).cumsum(0).int().index_fill_(0, with_edge.long(), -1)
-    places = edges_up_to.index_select(0, cell_of(scores))
-    unsure = (places < 0).nonzero().flatten()
-    places[unsure] = torch.searchsorted(edges, scores[unsure], right=True, out_int32=True)
-    return places
 
 
 def mean_derivatives(parts: Trials, theta: Tensor, label: int) -> Tensor:

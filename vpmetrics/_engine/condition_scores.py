@@ -11,17 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._engine.calibration import Finder, make_finder
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import (
     CountedScores,
+    Finder,
     OrderedScores,
     ScoresAndSteps,
     StepsOfBothSigns,
     count_by_bin,
     count_ordered,
     count_smoothly,
+    make_finder,
     merge_targetless_steps,
     sort_by_class,
     sort_scores,

@@ -12,7 +12,7 @@ are functions of these two rows of counts. Three ways lead to them:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -27,10 +27,12 @@ from vpmetrics._engine.smoothing import Grid, lay_grid, soft_counts_on_grid
 from vpmetrics._engine.validation import check_bandwidth, check_trials, warn_first
 
 T = TypeVar("T")
+Finder = Callable[[Tensor], list[Tensor]]
 
 # Between these numbers of scores torch sorts by radix, which takes half the time of NumPy's sort by comparison on some
 # processors. With fewer it does not; more would need too much memory, at up to 40 bytes per score.
 _RADIX_SORTED = 1 << 15, 1 << 24
+_CELLS = 1 << 16  # equal cells of the score axis
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -150,6 +152,38 @@ def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> St
     return StepsOfBothSigns(
         *(replace(each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one) for each in steps)
     )
+
+
+def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
+    """Return a function from scores to their values in each of some tables of one entry per step."""
+    edges, values = steps.edges, torch.stack(list(tables))
+    if is_numpy_ready(values):  # blocks are far fewer than steps; counting them would be a GPU sync
+        begins = (values[:, 1:] != values[:, :-1]).any(0)
+        edges, values = edges[begins], torch.cat([values[:, :1], values[:, 1:][:, begins]], dim=1)
+
+    def find(scores: Tensor) -> list[Tensor]:
+        pieces = scores.to(edges.dtype).flatten().split(1 << 18)  # about what a cache holds
+        places = [_find_places(edges, piece) for piece in pieces]
+        return [torch.cat([table.index_select(0, each) for each in places]).view(scores.shape) for table in values]
+
+    return find
+
+
+def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
+    """Return how many of the sorted edges are at most each score; for many scores by a table of equal cells."""
+    span = float(edges[-1] - edges[0]) if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges) else 0.0
+    if not 1e-30 < span < 1e30:
+        return torch.searchsorted(edges, scores, right=True)
+
+    def cell_of(x: Tensor) -> Tensor:
+        return x.sub(edges[0]).mul_((_CELLS - 1) / span).nan_to_num_().clamp_(-1, _CELLS).floor_().int() + 1
+
+    with_edge = cell_of(edges)
+    edges_up_to = torch.bincount(with_edge, minlength=_CELLS + 2).cumsum(0).int().index_fill_(0, with_edge.long(), -1)
+    places = edges_up_to.index_select(0, cell_of(scores))
+    unsure = (places < 0).nonzero().flatten()
+    places[unsure] = torch.searchsorted(edges, scores[unsure], right=True, out_int32=True)
+    return places
 
 
 def weighted_mean(counts: Tensor, values: Tensor) -> Tensor:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._engine.calibration import Finder
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.identification import Identification
 from vpmetrics._engine.jackknife import CountingCells, find_target_cells
 from vpmetrics._engine.measures import d_ece_term, expected_disclosure, linkability_of_bins
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
-from vpmetrics._engine.score_counts import steps_of_both_signs
+from vpmetrics._engine.score_counts import Finder, steps_of_both_signs
 from vpmetrics._engine.utterances import add_counts, count_values
 
 _PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
