@@ -76,7 +76,7 @@ def collect_pair_scores(pairs: PairBlocks, bandwidth: float | None = None) -> Co
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
         pairs.round_and_keep_blocks()
-        return _score_ordered(sort_by_class(*pairs.scores_and_labels()), pairs.is_same_rows)
+        return _score_ordered(OrderedScores(*map(sort_scores, pairs.nontarget_and_target_scores())), pairs.is_same_rows)
     return _bin_scores(pairs)
 
 

@@ -189,6 +189,17 @@ class PairBlocks:
                 labels.append(block.is_target[block.is_trial])
         return torch.cat(scores), torch.cat(labels)
 
+    def nontarget_and_target_scores(self) -> tuple[Tensor, Tensor]:
+        """Return scores of the non-target and of the target trials of this process, flat; faster than by labels."""
+        nontargets, targets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
+        for block in self:
+            if block.is_target is None or block.is_trial is None:
+                nontargets.append(block.scores.flatten())
+            else:
+                nontargets.append(block.scores[~block.is_target & block.is_trial])
+                targets.append(block.scores[block.is_target & block.is_trial])
+        return torch.cat(nontargets), torch.cat(targets)
+
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
         """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`scores_and_labels`."""
         parts = [self.enrolment.speaker_index.new_empty(2, 0)]
