@@ -98,6 +98,22 @@ def test_replicate_equals_the_report_without_that_speaker(case):
     assert_replicates(report, again, coarse=("linkability", "alid", "pdr", "ndr", "raw_eer", "tpr", "min_dcf"))
 
 
+@pytest.mark.parametrize("noise", [1.0, 3.0])
+def test_replicates_of_cllr_follow_every_trial_of_few_utterances(noise):
+    # A trial next to the edge of a narrow cell without others of its class counts with its own cost.
+    speakers, generator = torch.arange(8).repeat_interleave(6), torch.Generator().manual_seed(4)
+    original, errors = torch.randn(2, 48, 256, generator=generator)
+    original = torch.randn(8, 256, generator=generator)[speakers] + noise * original
+    rows = {"original": original, "protected": 0.5 * original + noise * errors, "speakers": speakers}
+    settings = {"attacks": None, "metrics": ["oo_cllr", "op_cllr", "pp_cllr"]}
+    report = make_report(rows, intervals=0.95, **settings)
+    again = [make_report(without(rows, speaker), **settings).scalars for speaker in range(8)]
+    for key in settings["metrics"]:
+        expected = torch.stack([scalars[key] for scalars in again]) - report.scalars[key]
+        # A tenth of their spread: what is left out costs what its cell costs on average.
+        assert_close(report.jackknife.changes[key].to(expected), expected, atol=2e-4, rtol=0, msg=key)
+
+
 @pytest.mark.parametrize("grouped", [False, True])
 def test_jackknife_of_ranks_is_exact(grouped):
     rows = voices(speakers=9)

@@ -137,7 +137,8 @@ class ReplicateCellCounts:
     def measure_input(self) -> ScoresAndSteps:
         """The trials, as score measures take them."""
         cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
-        trials = CountedScores(cells.values, counts, partial(mean_costs_between, cells.trials, cells.edges))
+        costs = partial(mean_costs_between, cells.trials, cells.edges, cells.values)
+        trials = CountedScores(cells.values, counts, costs)
         return ScoresAndSteps(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:

@@ -266,14 +266,17 @@ class CountedScores(NamedTuple):
         return low, -high
 
 
-def mean_costs_between(trials: OrderedScores | CountedScores, edges: Tensor) -> Tensor:
-    """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``."""
+def mean_costs_between(trials: OrderedScores | CountedScores, edges: Tensor, middles: Tensor) -> Tensor:
+    """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``.
+
+    Where no trial lies, it is the cost of the middle between two edges: rounding may move a trial across an edge.
+    """
     (values, counts), number = trials.values_and_counts(), trials.count_between(edges)
     slots, sums = torch.bucketize(values, edges, right=True), torch.zeros_like(number, dtype=widen(values).dtype)
     for sum_of_class, sign, times in zip(sums, (1, -1), counts, strict=True):
         # Only where a trial is: the cost of an absent one may be infinite.
         sum_of_class.index_add_(0, slots, torch.where(times > 0, times * softplus(sign * widen(values)), 0))
-    return torch.where(number > 0, sums / number, 0)
+    return torch.where(number > 0, sums / number, softplus(torch.stack([middles, -middles])))
 
 
 def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
