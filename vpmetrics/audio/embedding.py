@@ -133,7 +133,7 @@ def embed_recordings(
             raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
         folder = Path(cache, re.sub(r"[^\w.-]+", "_", network.identity))
     embedded = _load_cached(folder)
-    _ = network.min_samples  # tried once, before the threads that read it
+    _ = network.min_samples  # computed once and cached, before threads read it
     read = partial_function(_read_file, encoder=network, cached=embedded, segment_seconds=segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:

@@ -194,7 +194,8 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     for name, numbers in system.attributes.items():
         cell, at_chance, original = (attribute_cell(numbers, key) for key in ("disclosure", "chance", "original"))
         note = f"chance {at_chance.text}; original {original.text}"
-        rows += [SummaryRow(f"attribute {shorten(clean(name), 13)}", cell, "bit", note)] * (not math.isnan(cell.value))
+        if not math.isnan(cell.value):
+            rows.append(SummaryRow(f"attribute {shorten(clean(name), 13)}", cell, "bit", note))
     return rows
 
 

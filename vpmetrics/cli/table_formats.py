@@ -51,7 +51,8 @@ def as_csv(tables: Sequence[Table]) -> str:
             columns.append([_csv_field(head), *(_csv_field(cell.text, cell.value) for cell in cells)])
             for at, end in enumerate(("from", "to") if any(cell.interval for cell in cells) else ()):
                 columns.append([_csv_field(f"{head}, {end}"), *(_csv_field(DASH, cell.ends[at]) for cell in cells)])
-        writer.writerows([[]] * (number > 0))
+        if number > 0:
+            writer.writerow([])
         writer.writerows(zip(*columns, strict=True))
     return text.getvalue()
 
@@ -66,7 +67,8 @@ def as_markdown(tables: Sequence[Table]) -> str:
     """Return tables under their titles, the best of each column in bold."""
     parts = []
     for table in tables:
-        parts += [f"**{escape_markdown(table.title)}**\n"] * bool(table.title)
+        if table.title:
+            parts.append(f"**{escape_markdown(table.title)}**\n")
         rows = [[*map(escape_markdown, table.columns)], ["---", *["---:"] * (len(table.columns) - 1)]]
         for row in table.rows:
             marks = ["**" * (cell.tone == "best") for cell in row]

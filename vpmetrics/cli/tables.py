@@ -213,7 +213,10 @@ def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = 
         if is_weak and entry.condition != "OO":
             condition = entry.condition if has_conditions(entry) else default_condition
             before = ["strongest", "d_ece_strongest"]
-            before += ["d_ece_chance", "attack_speakers"] * (key == "d_ece") + ["eer_strongest"] * key.endswith("eer")
+            if key == "d_ece":
+                before += ["d_ece_chance", "attack_speakers"]
+            if key.endswith("eer"):
+                before.append("eer_strongest")
             extended += [scalar_key(condition, name) for name in before]
         extended.append(key)
     return list(dict.fromkeys(extended))

@@ -203,7 +203,7 @@ def _draw_weights(order: Tensor, replicates: int, seed: int) -> Tensor:
 def _replicate_embedding_measures(
     data: EvaluationData, measures: Sequence[str], weights: Tensor, scoring: Scoring, similarity: str
 ) -> Replicates:
-    """Return the replicates of every measure, and more."""
+    """Return the replicates of the measures, and of the numbers that they are computed from."""
     values: Replicates = {}
     with_matrix = {name for key in _COMPARED_WITH_OO.keys() & set(measures) for name in (_COMPARED_WITH_OO[key], "oo")}
     for name in map(str.lower, WITHOUT_SESSIONS):
