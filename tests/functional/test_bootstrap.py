@@ -1,5 +1,6 @@
 """Intervals by drawing speakers: against trials and voices really repeated, in every order, and thin data."""
 
+import math
 import sys
 from functools import partial
 
@@ -65,6 +66,17 @@ def test_intervals_follow_from_the_replicates():
         ends = 2 * value.item() - draws.mean().item() + np.array([-reach, reach])
         limits = {"eer": (0, 0.5), "cllr": (0, np.inf)}.get(name, (0, 0.7213475) if "d_ece" in name else (0, 1))
         np.testing.assert_allclose([low, high], ends.clip(*limits), atol=1e-6, err_msg=name)
+
+
+def test_separated_speakers_have_a_clopper_pearson_bound():
+    speaker = torch.arange(8)
+    target = speaker[:, None] == speaker
+    speakers = (side.flatten() for side in torch.meshgrid(speaker, speaker, indexing="ij"))
+    found = F.bootstrap(target.flatten().double(), target.flatten(), list(speakers), ["d_ece", "eer"], replicates=50)
+    share = 0.05 ** (1 / 8)  # no replicate differs: at least this share of all people is separated, with 95 %
+    for key, value, low, high in (("d_ece", 1, share, 1), ("eer", 0, 0, 1 - share)):
+        most = 0.5 if key == "eer" else 0.5 / math.log(2)
+        assert [float(each) / most for each in found[key][:3]] == pytest.approx([value, low, high], rel=1e-9), key
 
 
 def test_result_is_independent_of_order_labels_and_sides():
