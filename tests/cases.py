@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 import vpmetrics as vp
 from vpmetrics import functional as F
-from vpmetrics._engine.population import draw_places
-from vpmetrics._engine.utterances import row_sort_keys
+from vpmetrics._identification.population import draw_places
+from vpmetrics._utterances.utterances import row_sort_keys
 from vpmetrics.attacks import Plain
 
 Batch = dict[str, Any]

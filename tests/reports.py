@@ -6,7 +6,7 @@ import torch
 from samples import voices
 
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine.trial_list import ScoredTrials, report_trials
+from vpmetrics.report.trial_report import ScoredTrials, report_trials
 
 Everything = partial(VoicePrivacy, metrics="all", attacks=None)
 

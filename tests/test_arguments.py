@@ -14,7 +14,7 @@ from torchmetrics.classification import BinaryAUROC
 
 import vpmetrics as vp
 from vpmetrics import functional as F
-from vpmetrics._engine.scorers import resolve_scoring
+from vpmetrics._scores.scorers import resolve_scoring
 from vpmetrics.attacks import Plain
 from vpmetrics.data import SpeakerBatchSampler
 from vpmetrics.losses import PseudonymisationLoss

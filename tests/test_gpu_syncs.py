@@ -8,7 +8,7 @@ from second_device import looking, sent
 from torch.utils._pytree import tree_leaves
 
 import vpmetrics as vp
-from vpmetrics._engine import pair_blocks
+from vpmetrics._scores import pair_blocks
 
 
 def utterances(count, each):

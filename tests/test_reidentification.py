@@ -7,9 +7,9 @@ from samples import UNDEFINED, made_systems, people
 from torch.testing import assert_close
 
 from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
-from vpmetrics._engine.population import draw_places
-from vpmetrics._engine.registry import scalar_keys
-from vpmetrics._engine.utterances import row_sort_keys
+from vpmetrics._identification.population import draw_places
+from vpmetrics._scores.registry import scalar_keys
+from vpmetrics._utterances.utterances import row_sort_keys
 from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.functional import conversations, equal_error_rate, rank_histogram, reidentification_rate
 

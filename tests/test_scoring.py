@@ -11,8 +11,8 @@ from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 
 from vpmetrics import DeIdentification
-from vpmetrics._engine import pair_blocks
-from vpmetrics._engine.scorers import resolve_scoring
+from vpmetrics._scores import pair_blocks
+from vpmetrics._scores.scorers import resolve_scoring
 from vpmetrics.functional import voice_similarity_matrix
 from vpmetrics.scoring import PLDA
 

@@ -18,7 +18,7 @@ from training import PACKAGES, fit, watch
 
 import vpmetrics as vp
 from vpmetrics import functional as F
-from vpmetrics._engine import pair_blocks
+from vpmetrics._scores import pair_blocks
 from vpmetrics.attacks import KernelRidge, Plain, RidgeToOriginal
 from vpmetrics.losses import DisclosureLoss
 from vpmetrics.scoring import PLDA

@@ -11,7 +11,7 @@ from reports import Everything, compute
 from torch.testing import assert_close
 
 from vpmetrics import VoiceSimilarityMatrix
-from vpmetrics._engine import pair_blocks
+from vpmetrics._scores import pair_blocks
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import de_identification, diagonal_dominance, voice_distinctiveness, voice_similarity_matrix
 

@@ -10,8 +10,8 @@ from torchmetrics import MetricCollection
 
 import vpmetrics as vp
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine import embedding_report
-from vpmetrics._engine.registry import headline_keys
+from vpmetrics._scores.registry import headline_keys
+from vpmetrics.report import embedding_report
 
 
 def test_collection_shares_one_copy_of_the_embeddings():

@@ -10,7 +10,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryConfusionMatrix, BinaryEER, BinaryROC
 
 from vpmetrics import EmbeddingTrials, EqualErrorRate, Linkability, MinCllr, ZebraDisclosure
-from vpmetrics._engine import pair_blocks
+from vpmetrics._scores import pair_blocks
 from vpmetrics.functional import equal_error_rate
 
 

@@ -11,8 +11,8 @@ from samples import gaussians
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, EqualErrorRate, MinCllr, ZebraDisclosure
-from vpmetrics._engine.calibration import fit_linear_map
-from vpmetrics._engine.measures import d_ece_term
+from vpmetrics._scores.calibration import fit_linear_map
+from vpmetrics._scores.measures import d_ece_term
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 

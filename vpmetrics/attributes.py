@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.metric_base import PrivacyMetric
-from vpmetrics._engine.precision import at_least_float32
-from vpmetrics._engine.utterances import as_squeezed_tensor, encode_labels
-from vpmetrics._engine.validation import (
+from vpmetrics._base.privacy_metric import PrivacyMetric
+from vpmetrics._util.dtypes import at_least_float32
+from vpmetrics._util.validation import (
     check_confidence,
     check_embeddings,
     check_finite_embeddings,
@@ -20,6 +19,7 @@ from vpmetrics._engine.validation import (
     collect_warnings,
     reject_options,
 )
+from vpmetrics._utterances.utterances import as_squeezed_tensor, encode_labels
 from vpmetrics.functional.attributes import attribute_disclosure
 
 

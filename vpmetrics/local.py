@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._engine.conditions import look_up_condition
-from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
-from vpmetrics._engine.identification import Identification, identify_condition
-from vpmetrics._engine.identification_scalars import jackknife_scalars, pool_identifications
-from vpmetrics._engine.jackknife import add_intervals, group_speakers
-from vpmetrics._engine.references import IdentificationTrials
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_finite_slope
+from vpmetrics._base.embedding_metric import IntervalEmbeddingMetric
+from vpmetrics._identification.identification import Identification, identify_condition
+from vpmetrics._identification.references import IdentificationTrials
+from vpmetrics._scores.jackknife import add_intervals, group_speakers
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._util.validation import check_finite_slope
+from vpmetrics._utterances.conditions import look_up_condition
+from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.local import summarise_information
+from vpmetrics.report.identification_scalars import jackknife_scalars, pool_identifications
 
 Parts = list[tuple[IdentificationTrials, Identification]]
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.conditions import look_up_condition
-from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
-from vpmetrics._engine.identification import add_padded_histograms, identify_condition, mean_over_groups
-from vpmetrics._engine.identification_scalars import jackknife_scalars
-from vpmetrics._engine.jackknife import add_intervals, group_speakers
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_choice
+from vpmetrics._base.embedding_metric import IntervalEmbeddingMetric
+from vpmetrics._identification.identification import add_padded_histograms, identify_condition, mean_over_groups
+from vpmetrics._scores.jackknife import add_intervals, group_speakers
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._util.validation import check_choice
+from vpmetrics._utterances.conditions import look_up_condition
+from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.rank import MODELS, rank_disclosure
+from vpmetrics.report.identification_scalars import jackknife_scalars
 
 
 class SimilarityRankDisclosure(IntervalEmbeddingMetric):

@@ -7,20 +7,25 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._engine.conditions import WITHOUT_SESSIONS, look_up_condition
-from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
-from vpmetrics._engine.jackknife import add_intervals, group_speakers, make_jackknife
-from vpmetrics._engine.population import ACCUMULATED, ConversationProtocol, reidentification_rates, replicate_rates
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.singling_out import singling_out_rates
-from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import (
+from vpmetrics._base.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._identification.population import (
+    ACCUMULATED,
+    ConversationProtocol,
+    reidentification_rates,
+    replicate_rates,
+)
+from vpmetrics._identification.singling_out import singling_out_rates
+from vpmetrics._scores.jackknife import add_intervals, group_speakers, make_jackknife
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._util.validation import (
     check_choice,
     check_whole_number,
     check_whole_numbers,
     collect_warnings,
     reject_options,
 )
+from vpmetrics._utterances.conditions import WITHOUT_SESSIONS, look_up_condition
+from vpmetrics._utterances.utterances import EvaluationData
 
 
 class _PopulationMetric(EmbeddingMetric):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vpmetrics._engine.validation import check_embeddings
+from vpmetrics._util.validation import check_embeddings
 
 __all__ = ["PLDA"]
 

@@ -7,20 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._engine.conditions import WITHOUT_SESSIONS
-from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
-from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
-from vpmetrics._engine.registry import add_interval_keys
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.speaker_similarity import (
+from vpmetrics._base.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._scores.registry import add_interval_keys
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._scores.speaker_similarity import (
     SIMILARITIES,
     SimilarityMatrices,
     compute_matrices,
     diagonal_and_row_means,
 )
-from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_choice
+from vpmetrics._util.validation import check_choice
+from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
+from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.similarity import de_identification, voice_distinctiveness
+from vpmetrics.report.embedding_report import ReportSettings, report_embeddings
 
 
 class _SimilarityMetric(EmbeddingMetric):

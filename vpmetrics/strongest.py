@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from vpmetrics._engine.conditions import Condition, look_up_condition
-from vpmetrics._engine.distributed import gather_objects
-from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
-from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
-from vpmetrics._engine.moments import MomentSums, add_moment_sums, measure_moments
-from vpmetrics._engine.registry import FAMILIES, add_interval_keys, scalar_key
-from vpmetrics._engine.utterances import EvaluationData, encode_labels
-from vpmetrics._engine.validation import (
+from vpmetrics._base.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._scores.registry import FAMILIES, add_interval_keys, scalar_key
+from vpmetrics._util.distributed import gather_objects
+from vpmetrics._util.validation import (
     check_choice,
     check_embeddings,
     check_finite_embeddings,
     check_floating,
     reject_options,
 )
+from vpmetrics._utterances.conditions import Condition, look_up_condition
+from vpmetrics._utterances.utterances import EvaluationData, encode_labels
 from vpmetrics.attacks import STANDARD
 from vpmetrics.attacks.base import is_made_for
+from vpmetrics.attacks.moments import MomentSums, add_moment_sums, measure_moments
+from vpmetrics.report.embedding_report import ReportSettings, report_embeddings
 
 if TYPE_CHECKING:
-    from vpmetrics._engine.cross_fitting import CrossFittedAttacks
+    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks
 
 Attacks = Literal["standard"] | Sequence[Any] | None
 
@@ -104,12 +104,12 @@ class AttackedMetric(IntervalEmbeddingMetric):
     @property
     def attack_names(self) -> tuple[str, ...]:
         """Names of the attacks; ``strongest`` is an index into them."""
-        from vpmetrics._engine.cross_fitting import variant_names_and_needs
+        from vpmetrics.attacks.cross_fitting import variant_names_and_needs
 
         return tuple(name for name, _ in variant_names_and_needs(self.attacks or ()))
 
     def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> CrossFittedAttacks:
-        from vpmetrics._engine.cross_fitting import CrossFittedAttacks
+        from vpmetrics.attacks.cross_fitting import CrossFittedAttacks
 
         gathered: list[Any] = [self._observed]
         if self._find_processes().world_size > 1:

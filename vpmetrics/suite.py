@@ -9,9 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
-from vpmetrics._engine.registry import (
+from vpmetrics._scores.registry import (
     OF_POPULATION,
     add_interval_keys,
     headline_keys,
@@ -20,13 +18,15 @@ from vpmetrics._engine.registry import (
     scalar,
     scalar_keys,
 )
-from vpmetrics._engine.report import PrivacyReport, add_checks_and_headline
-from vpmetrics._engine.scalar import check_scalar_names
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.speaker_similarity import SIMILARITIES
-from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_choice, check_finite_slope, check_whole_numbers, collect_warnings
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._scores.speaker_similarity import SIMILARITIES
+from vpmetrics._util.scalar import check_scalar_names
+from vpmetrics._util.validation import check_choice, check_finite_slope, check_whole_numbers, collect_warnings
+from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.rank import MODELS
+from vpmetrics.report.embedding_report import ReportSettings, report_embeddings
+from vpmetrics.report.privacy_report import PrivacyReport, add_checks_and_headline
 from vpmetrics.strongest import AttackedMetric, Attacks
 
 METRICS = ("headline", "all")

@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from vpmetrics._engine.conditions import look_up_condition
-from vpmetrics._engine.embedding_metric import EmbeddingMetric
-from vpmetrics._engine.metric_base import ClassOrInstanceValue, PrivacyMetric
-from vpmetrics._engine.pair_blocks import Block, PairBlocks
-from vpmetrics._engine.precision import result_dtype
-from vpmetrics._engine.score_metric import ScoreMetric
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_session_halves, mean_c_ece
-from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import reject_options, warn_undefined
+from vpmetrics._base.embedding_metric import EmbeddingMetric
+from vpmetrics._base.privacy_metric import ClassOrInstanceValue, PrivacyMetric
+from vpmetrics._base.score_metric import ScoreMetric
+from vpmetrics._scores.pair_blocks import Block, PairBlocks
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._util.dtypes import result_dtype
+from vpmetrics._util.validation import reject_options, warn_undefined
+from vpmetrics._utterances.conditions import look_up_condition
+from vpmetrics._utterances.utterances import EvaluationData
+from vpmetrics.report.trial_report import ScoredTrials, calibrate_across_session_halves, mean_c_ece
 from vpmetrics.zebra import CalibrationDistortion
 
 

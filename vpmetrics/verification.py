@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.measures import (
+from vpmetrics._base.privacy_metric import ClassOrInstanceValue
+from vpmetrics._base.score_metric import ScoreMetric, TrialMetric
+from vpmetrics._scores.measures import (
     cllr_costs_and_sizes,
     cllr_from_sums,
     eer_of_steps,
@@ -16,11 +18,9 @@ from vpmetrics._engine.measures import (
     min_cllr_of_steps,
     tpr_at_fpr_of_steps,
 )
-from vpmetrics._engine.metric_base import ClassOrInstanceValue
-from vpmetrics._engine.precision import wide_dtype, widen
-from vpmetrics._engine.score_counts import CountedScores, StepsOfBothSigns
-from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
-from vpmetrics._engine.validation import reject_options
+from vpmetrics._scores.score_counts import CountedScores, StepsOfBothSigns
+from vpmetrics._util.dtypes import wide_dtype, widen
+from vpmetrics._util.validation import reject_options
 from vpmetrics.functional.verification import cllr, linkability, rate_key, resolve_rates
 
 _NO_BINS = "four sums are all that is kept, so there is nothing to bin"

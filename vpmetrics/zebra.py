@@ -8,12 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.calibration import transferred_llr
-from vpmetrics._engine.measures import minimum_cross_entropy
-from vpmetrics._engine.metric_base import PrivacyMetric
-from vpmetrics._engine.precision import at_least_float32
-from vpmetrics._engine.score_metric import ScoreMetric
-from vpmetrics._engine.validation import check_choice, check_trials, reject_options
+from vpmetrics._base.privacy_metric import PrivacyMetric
+from vpmetrics._base.score_metric import ScoreMetric
+from vpmetrics._scores.calibration import transferred_llr
+from vpmetrics._scores.measures import minimum_cross_entropy
+from vpmetrics._util.dtypes import at_least_float32
+from vpmetrics._util.validation import check_choice, check_trials, reject_options
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_both_signs
 
 
@@ -131,8 +131,8 @@ class CalibrationDistortion(PrivacyMetric):
         if val is not None:
             return super().plot(val, ax)
         check_choice("kind", kind, ("calibrated", "raw", "profile"))
-        from vpmetrics.plotting.figures import draw_calibration_transfer
         from vpmetrics.plotting.score_plots import draw_share_by_posterior
+        from vpmetrics.report.figures import draw_calibration_transfer
 
         with self._gather_states():
             (preds, target), learnt = self._trials_of_run(1), self._trials_of_run(0)

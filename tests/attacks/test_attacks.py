@@ -10,14 +10,6 @@ import torch
 from reference import attacks as reference
 from torch.testing import assert_close
 
-from vpmetrics._engine.moments import (
-    CENTRED,
-    STANDARDISED,
-    TrainingPairs,
-    apply_chain,
-    choose_views_by_spread,
-    unit_rows,
-)
 from vpmetrics.attacks import (
     PLDA,
     STANDARD,
@@ -39,6 +31,14 @@ from vpmetrics.attacks import (
     WithinClassWhitening,
 )
 from vpmetrics.attacks.base import NOTHING, PAIRS, score_mapped_rows, separation_of_scores
+from vpmetrics.attacks.moments import (
+    CENTRED,
+    STANDARDISED,
+    TrainingPairs,
+    apply_chain,
+    choose_views_by_spread,
+    unit_rows,
+)
 
 EVERY = (*STANDARD, Centred(), RidgeToOriginal(), RidgeToProtected())
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from samples import fading_voices
 
-from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.cross_fitting import CrossFittedAttacks
-from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
+from vpmetrics._utterances.conditions import CONDITIONS
+from vpmetrics._utterances.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.attacks import STANDARD
+from vpmetrics.attacks.cross_fitting import CrossFittedAttacks
 from vpmetrics.data import demo_voices
 
 pytestmark = pytest.mark.bench

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-import vpmetrics.cli
+import vpmetrics.report
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine.trial_list import ScoredTrials
 from vpmetrics.cli import main
+from vpmetrics.report.trial_report import ScoredTrials
 
 NAMES = ("anna", "ben", "cleo", "dora", "emil", "finn")
-SCHEMA = json.loads((Path(vpmetrics.cli.__file__).parent / "results.schema.json").read_text())
+SCHEMA = json.loads((Path(vpmetrics.report.__file__).parent / "results.schema.json").read_text())
 
 
 def expected_scalars(voices, system="B2", attacks="standard"):

@@ -8,8 +8,8 @@ from cli.cases import NAMES, assert_scalars, expected_scalars, run, systems_of
 from cli.libri import CONDITIONS, expected_scores, write_libri_test
 from reference.verification import cllr, equal_error_rate, min_cllr
 
-from vpmetrics.cli.page import FIGURES  # by way of the page, which would else be imported with some figures only
 from vpmetrics.data import demo_voices
+from vpmetrics.report.page import FIGURES  # by way of the page, which would else be imported with some figures only
 
 SOME_FIGURES = {"deid_gvd", "ece_profile", "zoo", "utility", "people"}
 
@@ -69,7 +69,7 @@ def some_figures(request, monkeypatch):
     """Draw a few figures only, as all of them take most of the time of a report; ``all_figures`` draws them all."""
     if "all_figures" not in request.fixturenames:
         kinds = tuple(kind for kind in FIGURES if kind.key in SOME_FIGURES)
-        monkeypatch.setattr("vpmetrics.plotting.figures.FIGURES", kinds)
+        monkeypatch.setattr("vpmetrics.report.figures.FIGURES", kinds)
 
 
 @pytest.fixture

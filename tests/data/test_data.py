@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from training import QUIET, both_packages
 
 from vpmetrics import data
-from vpmetrics._engine.distributed import Processes
+from vpmetrics._util.distributed import Processes
 from vpmetrics.data import SpeakerBatchSampler
 
 UNEVEN = torch.tensor([9] * 100 + [4] * 9 + [7] * 8 + [1] * 5 + [2] * 1 + [3] * 16)

@@ -10,8 +10,8 @@ import torch
 from golden import SCORE_SETS, score_set
 from torch.testing import assert_close
 
-from vpmetrics._engine import pav
-from vpmetrics._engine.pav import blocks_of_counts, number_pav_blocks
+from vpmetrics._scores import pav
+from vpmetrics._scores.pav import blocks_of_counts, number_pav_blocks
 from vpmetrics.functional import isotonic_regression, pav_llr
 
 INF, NAN = math.inf, math.nan

@@ -10,8 +10,9 @@ from reference.rank import reference_scores
 from samples import utterances
 from torch.testing import assert_close
 
-from vpmetrics._engine import calibration, identification, references
-from vpmetrics._engine.calibration import fit_logistic_slopes
+from vpmetrics._identification import identification, references
+from vpmetrics._scores import calibration
+from vpmetrics._scores.calibration import fit_logistic_slopes
 from vpmetrics.functional import (
     equal_error_rate,
     fit_local_slope,

@@ -9,7 +9,7 @@ from samples import UNDEFINED, utterances
 from scipy.stats import betabinom
 from torch.testing import assert_close
 
-from vpmetrics._engine import references
+from vpmetrics._identification import references
 from vpmetrics.functional import (
     codebook_histogram,
     combine_disclosures,

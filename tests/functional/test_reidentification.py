@@ -11,8 +11,8 @@ from reference import population as reference
 from samples import UNDEFINED, demo_corpus, rates
 from scipy.stats import betabinom
 
-from vpmetrics._engine.population import draw_places
-from vpmetrics._engine.utterances import row_sort_keys
+from vpmetrics._identification.population import draw_places
+from vpmetrics._utterances.utterances import row_sort_keys
 from vpmetrics.functional import rank_histogram, reidentification_rate, singling_out
 
 
@@ -200,7 +200,7 @@ def test_singling_out_averages_over_every_tested_conversation():
 def test_singling_out_is_independent_of_block_size(monkeypatch):
     *_, given = conversations_of_the_peer()
     expected = singling_out(**given, sizes=(10, 40), draws=50)
-    monkeypatch.setattr("vpmetrics._engine.singling_out.num_rows_at_once", lambda *_: 3)
+    monkeypatch.setattr("vpmetrics._identification.singling_out.num_rows_at_once", lambda *_: 3)
     assert singling_out(**given, sizes=(10, 40), draws=50) == expected
 
 

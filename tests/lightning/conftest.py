@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from training import PACKAGES
 
-from vpmetrics.plotting.figures import FIGURES
+from vpmetrics.report.figures import FIGURES
 
 # Lightning's own remarks on few workers, few batches, loggers and folders.
 _REMARKS = pytest.mark.filterwarnings("ignore::UserWarning:.*lightning.*", "ignore::FutureWarning")
@@ -27,14 +27,14 @@ def pl():
 @pytest.fixture
 def one_small_figure(monkeypatch):
     """For tests of when figures are drawn, not of what is on them."""
-    monkeypatch.setattr("vpmetrics.plotting.figures.draw_all_figures", lambda *_: {"zoo": Figure((0.3, 0.3))})
+    monkeypatch.setattr("vpmetrics.report.figures.draw_all_figures", lambda *_: {"zoo": Figure((0.3, 0.3))})
 
 
 @pytest.fixture
 def some_figures(monkeypatch):
     """For tests of where figures are logged: a few of them, by key."""
     kinds = tuple(kind for kind in FIGURES if kind.key in {"deid_gvd", "quadrants", "path"})
-    monkeypatch.setattr("vpmetrics.plotting.figures.FIGURES", kinds)
+    monkeypatch.setattr("vpmetrics.report.figures.FIGURES", kinds)
     return {kind.key for kind in kinds}
 
 

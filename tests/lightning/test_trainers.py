@@ -65,7 +65,7 @@ def test_two_processes_log_what_one_does(tmp_path):
         import pytorch_lightning as pl
         from torch.utils.data import DataLoader, TensorDataset
         import torch
-        from vpmetrics.plotting import figures
+        from vpmetrics.report import figures
         from leaking_voices import LOSSES, SHARES, loader, voices
         from training import QUIET, anonymiser, keeper, tensorboard, watch
 

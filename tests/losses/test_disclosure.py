@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
-from vpmetrics._engine.scalar import FULL_DISCLOSURE
+from vpmetrics._util.scalar import FULL_DISCLOSURE
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import zebra_disclosure
 from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss

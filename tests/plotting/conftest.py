@@ -7,9 +7,9 @@ import torch
 from reports import make_report, make_trials, score_report
 from samples import voices
 
-from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.validation import suppress_warnings
+from vpmetrics._util.validation import suppress_warnings
 from vpmetrics.attacks import Plain, RidgeToOriginal
+from vpmetrics.report.privacy_report import EvaluatedSystem
 
 ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 

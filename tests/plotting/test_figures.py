@@ -13,8 +13,8 @@ from samples import UNDEFINED, people, voices
 
 from vpmetrics import ReidentificationRate
 from vpmetrics import functional as F
-from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.plotting.figures import CARD, FIGURES, PAGE, draw_all_figures
+from vpmetrics.report.figures import CARD, FIGURES, PAGE, draw_all_figures
+from vpmetrics.report.privacy_report import EvaluatedSystem
 
 OVERLAYS = ("deid_gvd", "utility", "det", "roc", "ece_profile", "reliability", "cmc", "local_information", "people",
             "utterances")  # fmt: skip

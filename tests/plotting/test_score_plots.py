@@ -10,8 +10,8 @@ from samples import gaussians
 from scipy.stats import norm
 
 from vpmetrics import functional as F
-from vpmetrics._engine.condition_scores import collect_trial_scores
-from vpmetrics._engine.measures import prior_entropy
+from vpmetrics._scores.condition_scores import collect_trial_scores
+from vpmetrics._scores.measures import prior_entropy
 from vpmetrics.plotting.axes import axes_or_new
 from vpmetrics.plotting.score_plots import (
     draw_attacks,

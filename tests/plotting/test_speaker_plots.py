@@ -9,10 +9,10 @@ import torch
 from plotting.conftest import lines_of
 from torch.testing import assert_close
 
-from vpmetrics._engine.speaker_similarity import SimilarityMatrices, diagonal_and_row_means
+from vpmetrics._scores.speaker_similarity import SimilarityMatrices, diagonal_and_row_means
 from vpmetrics.functional import speaker_disclosure
-from vpmetrics.plotting.figures import CARD, FIGURES, PAGE
 from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_tested_and_enrolled, draw_zoo
+from vpmetrics.report.figures import CARD, FIGURES, PAGE
 
 
 @pytest.mark.parametrize("count", [3, 120])

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.conditions import SideName
-from vpmetrics._engine.moments import (
+from vpmetrics._util.dtypes import at_least_float32, widen
+from vpmetrics._util.validation import check_embeddings, check_finite_embeddings, check_floating, check_tensor
+from vpmetrics._utterances.conditions import SideName
+from vpmetrics._utterances.utterances import row_sort_keys
+from vpmetrics.attacks.moments import (
     Chain,
     PairStatistics,
     RowNormalisation,
@@ -19,9 +22,6 @@ from vpmetrics._engine.moments import (
     divide_by_norm,
     unit_rows,
 )
-from vpmetrics._engine.precision import at_least_float32, widen
-from vpmetrics._engine.utterances import row_sort_keys
-from vpmetrics._engine.validation import check_embeddings, check_finite_embeddings, check_floating, check_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.conditions import SideName
-from vpmetrics._engine.moments import (
+from vpmetrics._utterances.conditions import SideName
+from vpmetrics.attacks.base import PAIRS, TunedAttack
+from vpmetrics.attacks.moments import (
     CENTRED,
     RowNormalisation,
     Solution,
@@ -17,7 +18,6 @@ from vpmetrics._engine.moments import (
     cholesky_plus_diagonal,
     solve_lower,
 )
-from vpmetrics.attacks.base import PAIRS, TunedAttack
 
 _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on

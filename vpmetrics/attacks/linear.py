@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.moments import (
+from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
+from vpmetrics.attacks.moments import (
     UNIT,
     PairStatistics,
     RowMap,
@@ -22,7 +23,6 @@ from vpmetrics._engine.moments import (
     solve_lower,
     unit_rows,
 )
-from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
 
 RidgeAndDamping = tuple[float, float]
 """Setting of a canonical correlation: the ridge of both covariances, and an addition to ``1 - correlation ** 2``."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vpmetrics._engine.scalar import printable
+from vpmetrics._util.scalar import printable
 from vpmetrics.audio.encoders import PitchLagEncoder, load_encoder
 from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_and_check_audio, read_bytes, resample
 from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recordings

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vpmetrics._engine.scalar import printable
+from vpmetrics._util.scalar import printable
 from vpmetrics.audio.reading import AudioError, resample
 from vpmetrics.audio.resemblyzer import load_resemblyzer
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder, extract_embeddings, length_mask

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.scalar import printable
+from vpmetrics._util.scalar import printable
 
 _FRAMES_AT_ONCE = 1 << 20
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from unicodedata import normalize
 
-from vpmetrics._engine.scalar import printable
+from vpmetrics._util.scalar import printable
 from vpmetrics.audio.reading import SUFFIXES, AudioError
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from vpmetrics._engine.validation import check_floating, check_integers, check_shape
+from vpmetrics._util.validation import check_floating, check_integers, check_shape
 from vpmetrics.audio.reading import AudioError
 
 _PROBE_SECONDS = (1.0, 2.0, 4.0, 8.0)

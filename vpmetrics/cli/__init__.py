@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _MODULES = {"evaluate": "evaluate", "compare": "evaluate", "embed": "audio_inputs", "demo": "demo"}
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # the exit statuses of shells
@@ -30,10 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Threads that spin while they wait for a busy core slow it down many times. OpenMP reads this when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with exit_on_interrupted_import():
-        from vpmetrics.cli.options import make_parser
+    from vpmetrics.cli.options import make_parser
 
-        parser = make_parser()
+    parser = make_parser()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no Unicode still shows the numbers
@@ -58,12 +54,11 @@ def _run_printing_errors(options: Namespace) -> Literal[0, 2]:
     """Run a command; return 0, or print an error that the user can correct and return 2."""
     try:
         # What a command needs is imported when it runs, so that --help is quick.
-        with exit_on_interrupted_import():
-            from vpmetrics._engine.scalar import printable
-            from vpmetrics.cli.inputs import InputError, describe_error, read_files
-            from vpmetrics.cli.progress import RaisingConsole
+        from vpmetrics._util.inputs import InputError, describe_error, read_files
+        from vpmetrics._util.progress import RaisingConsole
+        from vpmetrics._util.scalar import printable
 
-            command = getattr(import_module(f"vpmetrics.cli.{_MODULES[options.command]}"), options.command)
+        command = getattr(import_module(f"vpmetrics.cli.{_MODULES[options.command]}"), options.command)
         options.argv = tuple(map(printable, options.argv))
         read_files.clear()
         command(options, RaisingConsole(soft_wrap=False))
@@ -81,17 +76,3 @@ def _run_printing_errors(options: Namespace) -> Literal[0, 2]:
     else:
         return 0
     return 2
-
-
-@contextmanager
-def exit_on_interrupted_import() -> Iterator[None]:
-    """Exit without a message if an import is interrupted: libraries would report that they are broken."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not is_default or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,13 +15,13 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.scalar import printable
-from vpmetrics.cli.embeddings import Column, Embeddings, mark_listed_references
-from vpmetrics.cli.inputs import InputError, format_suffix, record_file
-from vpmetrics.cli.outputs import Sample
-from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.results import check_replaceable_file
+from vpmetrics._util.inputs import InputError, format_suffix, record_file
+from vpmetrics._util.progress import show_progress
+from vpmetrics._util.scalar import printable
+from vpmetrics.readers.embeddings import Column, Embeddings, mark_listed_references
+from vpmetrics.report.outputs import Sample
+from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.results import check_replaceable_file
 
 F0_SEGMENT_SECONDS = 30.0
 _SAMPLE_RATE, _SAMPLE_SECONDS = 16000, 4

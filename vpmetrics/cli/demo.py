@@ -19,19 +19,19 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, TensorDataset
 
-from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._util.inputs import InputError
+from vpmetrics._util.progress import show_progress
 from vpmetrics.attacks import Centred, Plain, RidgeToOriginal, WithinClassWhitening
-from vpmetrics.cli.embeddings import Embeddings
-from vpmetrics.cli.evaluation import evaluate_embeddings
-from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.options import CONFIDENCE
-from vpmetrics.cli.outputs import Content, publish
-from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.results import Run, check_output_folder
-from vpmetrics.cli.summary import disclosure_in_condition
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.losses import PseudonymisationLoss
+from vpmetrics.readers.embeddings import Embeddings
+from vpmetrics.readers.evaluation import evaluate_embeddings
+from vpmetrics.report.outputs import Content, publish
+from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.results import Run, check_output_folder
+from vpmetrics.report.summary import disclosure_in_condition
 from vpmetrics.suite import VoicePrivacy
 
 NUM_HELD_OUT = 12  # of 37 speakers

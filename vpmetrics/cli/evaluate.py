@@ -13,19 +13,19 @@ from typing import Literal
 import torch
 from rich.console import Console
 
-from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.scalar import printable
-from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli import challenge, evaluation, trial_protocol
+from vpmetrics._scores.scorers import Scoring
+from vpmetrics._util.inputs import InputError, format_suffix, quote, read_files
+from vpmetrics._util.progress import show_progress
+from vpmetrics._util.scalar import printable
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, pick_worst_and_best_speakers
-from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
-from vpmetrics.cli.formats import READERS
-from vpmetrics.cli.inputs import InputError, format_suffix, quote, read_files
-from vpmetrics.cli.outputs import Content, check_output_options, publish
-from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.results import Run
-from vpmetrics.cli.tables import clean
-from vpmetrics.cli.trial_files import Trials, has_score_column, label_trials, read_key, read_map, read_scores
+from vpmetrics.readers import challenge, evaluation, trial_protocol
+from vpmetrics.readers.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
+from vpmetrics.readers.formats import READERS
+from vpmetrics.readers.trial_files import Trials, has_score_column, label_trials, read_key, read_map, read_scores
+from vpmetrics.report.outputs import Content, check_output_options, publish
+from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.results import Run
+from vpmetrics.report.tables import clean
 from vpmetrics.suite import VoicePrivacy
 
 # The options that each kind of input uses; those of the output are always used.

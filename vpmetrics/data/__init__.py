@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from vpmetrics._engine.distributed import current_processes
-from vpmetrics._engine.utterances import encode_column
-from vpmetrics._engine.validation import check_integers, check_whole_number
+from vpmetrics._util.distributed import current_processes
+from vpmetrics._util.validation import check_integers, check_whole_number
+from vpmetrics._utterances.utterances import encode_column
 
 __all__ = ["DemoVoices", "SpeakerBatchSampler", "demo_voices"]
 

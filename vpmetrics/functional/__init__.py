@@ -1,6 +1,6 @@
 """The mathematics as pure functions: what each class computes, under the same words in snake case."""
 
-from vpmetrics._engine.beta_binomial import fit_beta_binomial
+from vpmetrics._identification.beta_binomial import fit_beta_binomial
 from vpmetrics.functional.attributes import attribute_disclosure
 from vpmetrics.functional.bootstrap import bootstrap, bootstrap_embeddings
 from vpmetrics.functional.features import codebook_histogram, f0_histogram

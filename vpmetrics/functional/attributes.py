@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from vpmetrics._engine.jackknife import FEWEST_SPEAKERS, jackknife_interval
-from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.utterances import (
+from vpmetrics._scores.jackknife import FEWEST_SPEAKERS, jackknife_interval
+from vpmetrics._util.dtypes import result_dtype, widen
+from vpmetrics._util.validation import (
+    check_confidence,
+    check_shape,
+    check_utterances,
+    check_whole_number,
+    warn_undefined,
+)
+from vpmetrics._utterances.utterances import (
     count_values,
     encode_labels,
     hash_values,
     lexsort_columns,
     row_sort_keys,
     take_evenly,
-)
-from vpmetrics._engine.validation import (
-    check_confidence,
-    check_shape,
-    check_utterances,
-    check_whole_number,
-    warn_undefined,
 )
 
 _SHRINKAGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal

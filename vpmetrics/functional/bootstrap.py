@@ -10,26 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
-from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.identification import count_above_tied_nan, identify
-from vpmetrics._engine.jackknife import CountingCells, check_enough_speakers, clopper_pearson_or_0, students_t_quantile
-from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
-from vpmetrics._engine.pair_blocks import PairBlocks
-from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.references import IdentificationTrials, form_condition_trials, score_inputs
-from vpmetrics._engine.registry import scalar
-from vpmetrics._engine.score_counts import CountedScores, ScoresAndSteps, Steps, steps_of_both_signs
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.speaker_similarity import SIMILARITIES
-from vpmetrics._engine.utterances import (
-    EvaluationData,
-    count_values,
-    deduplicate_and_index,
-    order_speakers_by_value,
-    pack_utterances,
-)
-from vpmetrics._engine.validation import (
+from vpmetrics._identification.identification import count_above_tied_nan, identify
+from vpmetrics._identification.references import IdentificationTrials, form_condition_trials, score_inputs
+from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
+from vpmetrics._scores.jackknife import CountingCells, check_enough_speakers, clopper_pearson_or_0, students_t_quantile
+from vpmetrics._scores.measures import SCORE_MEASURES, linkability_edges
+from vpmetrics._scores.pair_blocks import PairBlocks
+from vpmetrics._scores.registry import scalar
+from vpmetrics._scores.score_counts import CountedScores, ScoresAndSteps, Steps, steps_of_both_signs
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._scores.speaker_similarity import SIMILARITIES
+from vpmetrics._util.dtypes import result_dtype, widen
+from vpmetrics._util.validation import (
     check_choice,
     check_choices,
     check_confidence,
@@ -38,6 +30,14 @@ from vpmetrics._engine.validation import (
     check_whole_number,
     collect_warnings,
     warn_undefined,
+)
+from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._utterances.utterances import (
+    EvaluationData,
+    count_values,
+    deduplicate_and_index,
+    order_speakers_by_value,
+    pack_utterances,
 )
 from vpmetrics.functional.rank import rank_disclosure
 

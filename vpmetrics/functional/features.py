@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.precision import result_dtype, wide_dtype, widen
-from vpmetrics._engine.validation import check_floating, check_integers
+from vpmetrics._util.dtypes import result_dtype, wide_dtype, widen
+from vpmetrics._util.validation import check_floating, check_integers
 
 
 def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sample_rate: float = 8000.0) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.pav import number_pav_blocks, replace_by_block_sums
-from vpmetrics._engine.precision import at_least_float32, power_of_two_near, result_dtype, widen
-from vpmetrics._engine.score_counts import count_by_score, count_smoothly, make_finder
-from vpmetrics._engine.smoothing import interpolate_smoothed, lay_grid
-from vpmetrics._engine.validation import check_bandwidth, check_shape, check_tensor, check_trials
+from vpmetrics._scores.pav import number_pav_blocks, replace_by_block_sums
+from vpmetrics._scores.score_counts import count_by_score, count_smoothly, make_finder
+from vpmetrics._scores.smoothing import interpolate_smoothed, lay_grid
+from vpmetrics._util.dtypes import at_least_float32, power_of_two_near, result_dtype, widen
+from vpmetrics._util.validation import check_bandwidth, check_shape, check_tensor, check_trials
 
 _LARGEST = 1e30  # in place of infinite values; all other values are near 1
 

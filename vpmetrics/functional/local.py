@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._engine import identification
-from vpmetrics._engine.calibration import fit_logistic_slopes
-from vpmetrics._engine.identification import Identification, local_bits, standardize_scores
-from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
-from vpmetrics._engine.references import validate_and_form_trials
-from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.validation import check_identification_shapes, check_slopes, warn_undefined
+from vpmetrics._identification import identification
+from vpmetrics._identification.identification import Identification, local_bits, standardize_scores
+from vpmetrics._identification.references import validate_and_form_trials
+from vpmetrics._scores.calibration import fit_logistic_slopes
+from vpmetrics._scores.scorers import Scoring
+from vpmetrics._util.dtypes import at_least_float32, result_dtype, widen
+from vpmetrics._util.validation import check_identification_shapes, check_slopes, warn_undefined
 
 
 def local_information(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> Tensor:

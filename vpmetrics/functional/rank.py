@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.beta_binomial import fit_beta_binomial
-from vpmetrics._engine.identification import identify
-from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.references import validate_and_form_trials
-from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.validation import check_bandwidth, check_choice, check_histogram_shape, warn_undefined
+from vpmetrics._identification.beta_binomial import fit_beta_binomial
+from vpmetrics._identification.identification import identify
+from vpmetrics._identification.references import validate_and_form_trials
+from vpmetrics._scores.scorers import Scoring
+from vpmetrics._util.dtypes import result_dtype, widen
+from vpmetrics._util.validation import check_bandwidth, check_choice, check_histogram_shape, warn_undefined
 
 MODELS = ("empirical", "beta_binomial")
 

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.population import average_members, draw_places, form_conversations, rates_of_histogram
-from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.singling_out import form_population, isolation_rates_and_standard_errors
-from vpmetrics._engine.utterances import count_values, row_sort_keys
-from vpmetrics._engine.validation import (
+from vpmetrics._identification.population import average_members, draw_places, form_conversations, rates_of_histogram
+from vpmetrics._identification.singling_out import form_population, isolation_rates_and_standard_errors
+from vpmetrics._scores.scorers import Scoring
+from vpmetrics._util.validation import (
     check_embeddings,
     check_histogram_shape,
     check_integers,
@@ -26,6 +25,7 @@ from vpmetrics._engine.validation import (
     check_whole_number,
     check_whole_numbers,
 )
+from vpmetrics._utterances.utterances import count_values, row_sort_keys
 
 
 def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
-from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
-from vpmetrics._engine.validation import check_bandwidth, check_choice, check_tensor, collect_warnings, warn_if
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._scores.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
+from vpmetrics._util.dtypes import result_dtype, widen
+from vpmetrics._util.validation import check_bandwidth, check_choice, check_tensor, collect_warnings, warn_if
+from vpmetrics._utterances.utterances import deduplicate_and_index, pack_utterances
 
 
 def voice_similarity_matrix(

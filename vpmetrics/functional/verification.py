@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from vpmetrics._engine.measures import (
+from vpmetrics._scores.measures import (
     cllr_costs_and_sizes,
     cllr_from_sums,
     eer_of_steps,
@@ -16,9 +16,9 @@ from vpmetrics._engine.measures import (
     raw_eer_of_steps,
     tpr_at_fpr_of_steps,
 )
-from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.score_counts import count_by_score, sort_by_class
-from vpmetrics._engine.validation import check_positive, check_trials
+from vpmetrics._scores.score_counts import count_by_score, sort_by_class
+from vpmetrics._util.dtypes import result_dtype, widen
+from vpmetrics._util.validation import check_positive, check_trials
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:

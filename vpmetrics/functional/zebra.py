@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from vpmetrics._engine.calibration import transferred_llr
-from vpmetrics._engine.condition_scores import collect_trial_scores
-from vpmetrics._engine.measures import (
+from vpmetrics._scores.calibration import transferred_llr
+from vpmetrics._scores.condition_scores import collect_trial_scores
+from vpmetrics._scores.measures import (
     entropy_of_costs,
     expected_disclosure,
     llr_disclosure,
@@ -24,11 +24,11 @@ from vpmetrics._engine.measures import (
     tag_number,
     worst_laplace_evidence,
 )
-from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.scalar import TAG_LETTERS
-from vpmetrics._engine.score_counts import StepsOfBothSigns, count_by_score
-from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, TrialSideDisclosure, compute_disclosure_of_trials
-from vpmetrics._engine.validation import (
+from vpmetrics._scores.score_counts import StepsOfBothSigns, count_by_score
+from vpmetrics._scores.speaker_disclosure import SpeakerDisclosure, TrialSideDisclosure, compute_disclosure_of_trials
+from vpmetrics._util.dtypes import result_dtype, widen
+from vpmetrics._util.scalar import TAG_LETTERS
+from vpmetrics._util.validation import (
     check_floating,
     check_speakers_of_trials,
     check_trials,

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
-from vpmetrics._engine.scalar import closest_or_known_names, last_component, strip_loader_suffix
-from vpmetrics._engine.validation import check_confidence
+from vpmetrics._scores.registry import CI_SUFFIXES, Scalar, scalar
+from vpmetrics._util.scalar import closest_or_known_names, last_component, strip_loader_suffix
+from vpmetrics._util.validation import check_confidence
 from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
 from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
 from vpmetrics.lightning.trainers import (
@@ -287,8 +287,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         writers = figure_writers(trainer) if has_changed and find_spec("matplotlib") else []
         if not writers:
             return
-        from vpmetrics.plotting.figures import CARD
         from vpmetrics.plotting.system_plots import draw_pareto_front
+        from vpmetrics.report.figures import CARD
 
         for name, budget in self.budgets.items():
             kept, measured, choice = (

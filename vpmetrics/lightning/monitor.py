@@ -17,13 +17,11 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.precision import read_numbers
-from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
-from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.scalar import check_scalar_names, strip_loader_suffix
-from vpmetrics._engine.validation import check_whole_number
-from vpmetrics._engine.verdict import FAILED
+from vpmetrics._scores.registry import add_interval_keys, headline_keys, scalar_keys
+from vpmetrics._util.dtypes import read_numbers
+from vpmetrics._util.scalar import check_scalar_names, strip_loader_suffix
+from vpmetrics._util.validation import check_whole_number
+from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, read_unskipped_outputs, resolve_keys
 from vpmetrics.lightning.trainers import (
@@ -39,6 +37,8 @@ from vpmetrics.lightning.trainers import (
     write_charts,
     write_hyperparameters,
 )
+from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.verdict import FAILED
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
@@ -442,16 +442,14 @@ def _find_what_figures_lack(trainer: Any) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "matplotlib is not installed"
     if figure_writers(trainer):
-        importlib.import_module(
-            "vpmetrics.plotting.figures"
-        )  # now, so that the first epoch takes no longer than others
+        importlib.import_module("vpmetrics.report.figures")  # now, so that the first epoch takes no longer than others
     elif rank_zero_loggers(trainer):
         return f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
     return ""
 
 
 def _write_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int) -> None:
-    from vpmetrics.plotting.figures import CARD, draw_all_figures
+    from vpmetrics.report.figures import CARD, draw_all_figures
 
     with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
         for key, figure in draw_all_figures([system], CARD).items():

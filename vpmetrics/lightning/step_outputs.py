@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.scalar import closest_or_known_names
+from vpmetrics._util.scalar import closest_or_known_names
 
 ARGUMENTS = ("original", "protected", "speakers", "utterances", "sessions", "groups")
 SIDES = ARGUMENTS[:2]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.registry import CI_SUFFIXES
+from vpmetrics._scores.registry import CI_SUFFIXES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

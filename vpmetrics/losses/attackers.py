@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vpmetrics._engine.moments import cholesky_plus_diagonal, solve_lower
-from vpmetrics._engine.precision import widen
+from vpmetrics._util.dtypes import widen
+from vpmetrics.attacks.moments import cholesky_plus_diagonal, solve_lower
 from vpmetrics.losses.embedding_loss import match_labels
 
 # Ridges as shares of the mean variance. They are low, because directions of low variance disclose most.

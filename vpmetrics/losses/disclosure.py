@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.scalar import FULL_DISCLOSURE
-from vpmetrics._engine.validation import check_choice, check_nonnegative, check_positive
+from vpmetrics._util.scalar import FULL_DISCLOSURE
+from vpmetrics._util.validation import check_choice, check_nonnegative, check_positive
 from vpmetrics.losses.attackers import (
     RunningMoments,
     SidesAndTrialMask,

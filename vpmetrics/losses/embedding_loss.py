@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.measures import expected_disclosure
-from vpmetrics._engine.precision import at_least_float32, widen
-from vpmetrics._engine.score_counts import Steps, count_by_score
-from vpmetrics._engine.smoothing import lay_grid, soft_counts_on_grid
-from vpmetrics._engine.utterances import as_squeezed_tensor, encode_labels
-from vpmetrics._engine.validation import check_embeddings, check_floating
+from vpmetrics._scores.measures import expected_disclosure
+from vpmetrics._scores.score_counts import Steps, count_by_score
+from vpmetrics._scores.smoothing import lay_grid, soft_counts_on_grid
+from vpmetrics._util.dtypes import at_least_float32, widen
+from vpmetrics._util.validation import check_embeddings, check_floating
+from vpmetrics._utterances.utterances import as_squeezed_tensor, encode_labels
 
 _LARGEST_GRADIENT = 10.0  # of all unit rows together; usual gradients are below a tenth of it
 _SMALLEST_LENGTH = 1e-2  # of a row; a shorter row has no larger gradient

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
-from vpmetrics._engine.registry import scalar
+from vpmetrics._scores.registry import scalar
 
 PlotResult = tuple[Figure, Axes]
 # The colours of Okabe and Ito are distinct for all kinds of colour vision. Black is kept for perfect privacy.

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from vpmetrics._engine.beta_binomial import fit_beta_binomial
-from vpmetrics._engine.registry import scalar
+from vpmetrics._identification.beta_binomial import fit_beta_binomial
+from vpmetrics._scores.registry import scalar
 from vpmetrics.plotting.axes import (
     CHANCE,
     COLOURS,

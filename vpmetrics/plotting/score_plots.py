@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from torch.special import ndtr, ndtri
 
-from vpmetrics._engine.measures import missed_and_rejected_counts, prior_entropy
-from vpmetrics._engine.score_counts import ScoresAndSteps, Steps
+from vpmetrics._scores.measures import missed_and_rejected_counts, prior_entropy
+from vpmetrics._scores.score_counts import ScoresAndSteps, Steps
 from vpmetrics.plotting.axes import (
     CHANCE,
     COLOURS,

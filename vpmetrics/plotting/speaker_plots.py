@@ -13,8 +13,8 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure
-from vpmetrics._engine.speaker_similarity import SimilarityMatrices
+from vpmetrics._scores.speaker_disclosure import SpeakerDisclosure
+from vpmetrics._scores.speaker_similarity import SimilarityMatrices
 from vpmetrics.plotting.axes import CHANCE, COLOURS, PlotResult, as_label, axes_or_new, figure_of, finish_axes
 
 _NAMED_SPEAKERS = 3

@@ -1,0 +1,466 @@
+"""What attacks fitted on other speakers must find, what they must not, and that nothing but the data decides."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from reference.zebra import zebra_disclosure
+from reports import compute
+from samples import fading_voices
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+import vpmetrics.attacks
+from vpmetrics import StrongestAttack, VoicePrivacy
+from vpmetrics._scores import pair_blocks
+from vpmetrics._scores.jackknife import group_speakers
+from vpmetrics._utterances.conditions import CONDITIONS
+from vpmetrics._utterances.utterances import deduplicate_and_index, pack_utterances
+from vpmetrics.attacks import (
+    PLDA,
+    Attack,
+    CanonicalCorrelation,
+    Centred,
+    LikelihoodRatio,
+    LinearAttack,
+    Maps,
+    Plain,
+    Procrustes,
+    RidgeToOriginal,
+    TunedAttack,
+)
+from vpmetrics.attacks.attack_folds import (
+    CHANCE_TARGET,
+    NO_TRIAL,
+    NONTARGET,
+    TARGET,
+    AttackFolds,
+    assign_folds,
+)
+from vpmetrics.attacks.cross_fitting import CrossFittedAttacks
+from vpmetrics.data import demo_voices
+
+FEW = (Plain(), Centred(), RidgeToOriginal(), Procrustes())
+KEYS = ("d_ece_strongest", "eer_strongest", "d_ece_chance", "strongest")
+
+
+def rotation(width, draw, dtype=torch.float64):
+    return torch.linalg.qr(torch.randn(width, width, generator=draw).to(dtype))[0]
+
+
+def noise_like(rows, draw):
+    return torch.randn(rows.shape, generator=draw, dtype=rows.dtype)
+
+
+def found(original, protected, speakers, attacks="standard", condition="OP", **columns):
+    metric = StrongestAttack(condition, attacks)
+    values = {key: value.item() for key, value in compute(metric, original, protected, speakers, **columns).items()}
+    return values | {"name": metric.attack_names[int(values["strongest"])]}
+
+
+def assert_same_result(one, other, atol):
+    assert {key: other[key] for key in KEYS} == pytest.approx({key: one[key] for key in KEYS}, abs=atol)
+
+
+def data_of(original, protected, speakers, **columns):
+    return deduplicate_and_index(pack_utterances(original, protected, speakers, **columns))
+
+
+# --- What is found
+
+
+def made_systems():
+    """By the attack of the battery that undoes it: disclosure at least, original and protected rows, speakers."""
+    original, names, draw = fading_voices()
+    turn = rotation(48, draw)
+    sign = torch.randint(0, 2, (len(names), 1), generator=draw) * 2.0 - 1
+    yield "plain", 0.5, (original, original, names)
+    yield "absolute cosine", 0.4, (original, original * sign, names)
+    yield "outer products", 0.25, (original, original @ turn * sign, names)
+    yield "squares to protected", 0.09, (original, original.abs() @ turn, names)
+    yield "even kernel ridge", 0.02, (original, (original @ turn).abs(), names)
+    original, names, draw = fading_voices()
+    kept, noise = torch.arange(48) < 24, torch.randn(400, 48, generator=draw, dtype=torch.float64)
+    hidden = original @ rotation(48, draw) * torch.where(kept, 0.02, 0.0) + noise * torch.where(kept, 1e-4, 1.0)
+    yield "canonical correlation", 0.3, (original, hidden, names)  # a trace in directions of low variance
+    bundled = demo_voices()
+    rows = bundled.utterances % 2 == 0
+    yield "PLDA", 0.3, (None, bundled.protected["B2u"][rows], bundled.speakers[rows])
+
+
+def test_each_attack_undoes_its_own_transform():
+    for name, least, rows in made_systems():
+        result = found(*rows, condition="PP" if rows[0] is None else "OP")
+        assert result["name"] == name
+        assert result["d_ece_strongest"] > least
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP"])
+def test_uneven_noise_per_dimension_does_not_hide_speakers(condition):
+    draw, names = torch.Generator().manual_seed(0), torch.arange(12).repeat_interleave(4)
+    own = torch.randn(12, 96, generator=draw)[names]
+    scale = torch.logspace(-2, 2, 96)[torch.randperm(96, generator=draw)]
+    original, protected = own + 0.3 * noise_like(own, draw), own + scale * noise_like(own, draw)
+    assert found(original, protected, names, condition=condition)["d_ece_strongest"] > 0.69
+
+
+def test_only_attacks_made_for_a_condition_are_fitted(monkeypatch):
+    original, names, _ = fading_voices(12, 4, 8)
+    for attack, condition in ((PLDA, "OP"), (LikelihoodRatio, "PP")):
+        with monkeypatch.context() as patch:
+            patch.setattr(attack, "solve", lambda *_: pytest.fail("fitted for nothing"))
+            assert found(original, original, names, condition=condition)["d_ece_strongest"] > 0
+
+
+@pytest.mark.parametrize("condition", ["op", "pp"])
+def test_strongest_attack_is_at_least_plain_cosine_or_its_negation(condition):
+    for seed in range(6):
+        original, names, draw = fading_voices(6 + seed, 3, 12, seed)
+        protected = torch.randn((), generator=draw) * original + noise_like(original, draw)
+        keys = [f"{condition}_{key}" for key in ("d_ece", "d_ece_reversed", "d_ece_strongest")]
+        values = compute(VoicePrivacy(metrics=keys, intervals=0.95), original, protected, names)
+        plain, turned, strongest = (values[key] for key in keys)
+        assert strongest >= max(plain, turned) - 1e-12
+
+
+def test_attack_selection_keeps_a_dominant_speaker():
+    # One speaker of 200 utterances is unchanged; choices are made with 29 others, who are hidden.
+    original, names, draw = fading_voices(30, 200)
+    rows = (names == 0) | (torch.arange(6000) % 200 < 6)
+    original, names = original[rows], names[rows]
+    hidden = torch.randn(30, 48, generator=draw).double()[names] + 0.5 * noise_like(original, draw)
+    result = found(original, torch.where((names != 0)[:, None], hidden, original), names)
+    assert result["d_ece_strongest"] > 0.4
+    assert result["name"] == "plain"
+
+
+# --- Chance
+
+
+@pytest.mark.parametrize("speakers", [12, 40])
+def test_noise_discloses_no_more_than_chance(speakers):
+    for seed in range(5):
+        original, names, draw = fading_voices(speakers, 20, 24, seed)
+        result = found(original, noise_like(original, draw), names, FEW)
+        assert result["d_ece_strongest"] == pytest.approx(result["d_ece_chance"], abs=0.01)
+        assert result["d_ece_strongest"] <= 0.02
+
+
+def test_chance_level_is_low_at_full_disclosure():
+    original, names, draw = fading_voices(40, 10, within=0.1)
+    result = found(original, original @ rotation(48, draw), names)
+    assert result["d_ece_strongest"] > 0.7
+    assert result["d_ece_chance"] < 0.03
+
+
+# --- Nothing but the data decides
+
+
+@pytest.mark.parametrize("kind", ["bundled", "wide", "thin"])
+def test_result_is_independent_of_threads_labels_and_row_order(kind):
+    draw, threads, results = torch.Generator().manual_seed(1), torch.get_num_threads(), []
+    if kind == "bundled":
+        bundled = demo_voices()
+        rows = bundled.utterances % 5 == 0
+        original, protected, names = bundled.original[rows], bundled.protected["B2u"][rows], bundled.speakers[rows]
+    else:
+        sizes = (8, 6, 256) if kind == "wide" else (12, 4, 96)
+        original, names, _ = fading_voices(*sizes, dtype=torch.float32)
+        protected = original @ rotation(sizes[2], draw, torch.float32) + 0.3 * noise_like(original, draw)
+    groups = names % 2 if kind == "thin" else torch.zeros_like(names)
+    order, renamed = torch.randperm(len(names), generator=draw), torch.randperm(37, generator=draw) * 7 - 40
+    for number, rows, labels in ((1, slice(None), names), (2, slice(None), names), (1, order, renamed[names])):
+        torch.set_num_threads(number)
+        try:
+            given = original[rows], protected[rows], labels[rows]
+            results.append([found(*given, condition=name, groups=groups[rows]) for name in ("OP", "PP")])
+        finally:
+            torch.set_num_threads(threads)
+        for one, other in zip(results[0], results[-1], strict=True):
+            assert_same_result(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize(("condition", "column"), [("OP", None), ("across", "sessions"), ("OP", "groups")])
+def test_result_is_independent_of_block_size(condition, column, monkeypatch):
+    original, speakers, draw = fading_voices(24, 6)
+    rows = original, 0.5 * original + noise_like(original, draw), speakers
+    numbers = {"sessions": torch.arange(len(speakers)) % 2, "groups": speakers % 2}
+    columns = {column: numbers[column]} if column else {}
+    expected = found(*rows, FEW, condition, **columns)
+    monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 7)
+    assert_same_result(expected, found(*rows, FEW, condition, **columns), atol=1e-9)
+
+
+# --- Attacks of one's own
+
+
+class Own(Attack):
+    """An attacker of one's own, who learns nothing."""
+
+    name, needs = "own", "nothing"
+
+    def fit(self, original, protected, speakers):
+        return self
+
+
+class Blind(Own):
+    def score(self, original, protected):
+        return original.new_zeros(len(original), len(protected))
+
+
+class Scaled(Own):
+    def score(self, original, protected):
+        return 1e9 + 1e6 * (original @ protected.mT)
+
+
+class Enrolled(Own):
+    """Compares with the mean of an enrolled speaker; remembers how many recordings that has."""
+
+    name, seen = "enrolled", []
+
+    def enrol(self, rows, speakers):
+        self.seen.append(speakers.unique(return_counts=True)[1])
+        same = (speakers[:, None] == speakers).to(rows)
+        return same @ rows / same.sum(dim=1, keepdim=True)
+
+
+class Crop(Own):
+    """Compares the first half of original dimensions with the last half of protected ones."""
+
+    def attack(self, original, protected):
+        return None if original is None else original[:, :12], None if protected is None else protected[:, 12:]
+
+
+class Unrotate:
+    """Knows the rotation; inherits from nothing."""
+
+    name = "unrotate"
+
+    def __init__(self, turn):
+        self.turn, self.rows = turn, 0
+
+    def fit(self, original, protected, speakers):
+        self.rows = len(protected)
+        return self
+
+    def attack(self, original, protected):
+        assert self.rows > 0
+        return original, None if protected is None else protected @ self.turn.T.to(protected)
+
+
+class Flipped(Plain):
+    """Inherits the name of plain comparison, too."""
+
+    def attack(self, original, protected):
+        return original, None if protected is None else protected.flip(1)
+
+
+class Turned(LinearAttack):
+    name, needs, settings = "turned", "nothing", (1, 2, 3)
+
+    def maps(self, statistics, setting):
+        return Maps(map_p=torch.eye(24, dtype=torch.float64).roll(setting, 1))
+
+
+class Near(CanonicalCorrelation):
+    name = "near"
+
+    def score(self, original, protected):
+        return -torch.cdist(original, protected)
+
+
+def test_methods_of_custom_attacks_are_used():
+    original, names, draw = fading_voices(12, 20, 24)
+    turn = rotation(24, draw)
+    attack = Unrotate(turn)
+    systems = original @ turn, original.flip(1), original.roll(-2, 1), original @ turn
+    for each, protected in zip((attack, Flipped(), Turned(), Near()), systems, strict=True):
+        result = found(original, protected, names, attacks=[each])
+        assert result["name"] == each.name
+        assert result["d_ece_strongest"] > 0.3
+    assert attack.rows == 0, "the attack given is a template, and stays as it is"
+    assert StrongestAttack(attacks=[Flipped()]).attack_names[:2] == ("plain", "plain")
+    assert found(original, original, names, attacks=[Blind()])["name"] == "plain"  # which is always there
+
+
+OVERRIDES = [
+    (kind, method)
+    for kind in (getattr(vpmetrics.attacks, name) for name in vpmetrics.attacks.__all__)
+    if isinstance(kind, type) and issubclass(kind, TunedAttack) and "name" in vars(kind)
+    for method, _ in inspect.getmembers(kind, inspect.isfunction)
+    if not method.startswith("_")
+]
+
+
+@pytest.mark.parametrize(("kind", "method"), OVERRIDES, ids=lambda part: getattr(part, "__name__", part))
+def test_overridden_built_in_method_is_called(kind, method):
+    def fail(self, *_):
+        raise RuntimeError("as written")
+
+    original, names, _ = fading_voices(12, 4, 8)
+    metric = StrongestAttack(condition=kind.conditions[0], attacks=[type("Mine", (kind,), {method: fail})()])
+    if method == "solve_moments":
+        metric.observe(original, original, names)
+    with pytest.raises(RuntimeError, match="as written"):
+        compute(metric, original, original, names)
+
+
+def test_invalid_attacks_raise():
+    for wrong in (3, [torch.nn.Linear(2, 2)], "all", []):
+        with pytest.raises((TypeError, ValueError), match="`attacks`"):
+            StrongestAttack(attacks=wrong)
+
+
+@pytest.mark.parametrize(("condition", "kind"), [("OP", PLDA), ("PP", Procrustes), ("within", LikelihoodRatio)])
+def test_custom_attack_for_another_condition_raises(condition, kind):
+    message = f"`attacks` to be made for {condition}, but Mine is made for {kind.conditions[0]}"
+    with pytest.raises(ValueError, match=message):
+        StrongestAttack(condition=condition, attacks=[Plain(), type("Mine", (kind,), {})()])
+    StrongestAttack(condition=condition, attacks=[Plain(), kind()])  # of the battery, which serves all conditions
+
+
+@pytest.mark.parametrize(("most", "given"), [(10, 10), (None, 48), (1000, 48)])
+def test_fit_receives_at_most_most_rows(most, given):
+    class Counting(Unrotate):
+        most_rows, seen = most, []
+
+        def fit(self, original, protected, speakers):
+            self.seen.append(protected.sort(dim=0).values)
+            return super().fit(original, protected, speakers)
+
+    original, speakers, draw = fading_voices(15, 4, 24)  # folds of three
+    for rows in (torch.arange(60), torch.randperm(60, generator=draw)):
+        found(original[rows], original[rows], speakers[rows], attacks=[Counting(torch.eye(24))])
+    first, second = torch.stack(Counting.seen).chunk(2)
+    assert torch.equal(first, second)  # in any order
+    for rows in first:
+        assert len(rows) == given
+        assert_close(rows.norm(), torch.tensor(given, dtype=torch.float64).sqrt())  # of unit length
+
+
+def test_scores_with_a_large_offset_are_resolved():
+    original, names, draw = fading_voices(12, 8, 24)
+    data = data_of(original, original + noise_like(original, draw), names)
+    condition = CONDITIONS["OP"]
+    own, plain = (CrossFittedAttacks(data, [each], [condition]).strongest(condition) for each in (Scaled(), Plain()))
+    assert_close(own.d_ece, plain.d_ece, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP"])
+def test_enrolment_excludes_the_same_recording(condition, monkeypatch):
+    monkeypatch.setattr(Enrolled, "seen", seen := [])
+    # Every recording is known by heart, and no recording says anything of another one.
+    original = torch.randn(120, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = data_of(original, original, torch.arange(120) // 10, utterances=torch.arange(120))
+    result = CrossFittedAttacks(data, [Enrolled()], [CONDITIONS[condition]]).strongest(CONDITIONS[condition])
+    assert result.d_ece < 0.1  # luck of twelve speakers; a mean that holds the recording itself tells 0.6
+    assert {int(count) for counts in seen for count in counts} == {5}
+
+
+def test_enrolment_means_disclose_more_than_single_utterances():
+    original, names, _ = fading_voices(20, 12, 24)
+    alone, enrolled = (found(original, original, names, attacks=[Plain(), *each]) for each in ((), (Enrolled(),)))
+    assert enrolled["name"] == "enrolled"
+    assert enrolled["d_ece_strongest"] > alone["d_ece_strongest"] + 0.05
+
+
+# --- What attackers learn from
+
+
+def test_attack_per_group_finds_group_specific_leakage():
+    original, names, draw = fading_voices(40, 20, 24)
+    sex = names % 2
+    protected = torch.where((sex == 0)[:, None], original @ rotation(24, draw), original @ rotation(24, draw))
+    result = found(original, protected, names, FEW, groups=sex)
+    assert result["d_ece_strongest"] > 0.9 * found(original, original, names, [Plain()])["d_ece_strongest"]
+    assert result["name"].endswith(", per group")
+
+
+def test_observed_speech_improves_attacks_with_few_speakers():
+    # Twelve measured speakers of three utterances in 60 dimensions: too few to learn a rotation from.
+    original, names, draw = fading_voices(12, 3, 60, within=2.0, falls=1.0)
+    others, their_names, _ = fading_voices(60, 20, 60, seed=1, within=2.0, falls=1.0)
+    turn = rotation(60, draw)
+    rows = original, original @ turn, names
+    alone, observing, merged = (StrongestAttack(attacks=FEW) for _ in range(3))
+    for part in torch.arange(len(others)).split(100):
+        observing.observe(others[part], others[part] @ turn, their_names[part] + 1000)
+    expected, value = (compute(metric, *rows) for metric in (alone, observing))
+    assert value["d_ece_strongest"] > expected["d_ece_strongest"] + 0.05
+    assert observing.attack_names[int(value["strongest"])].endswith(", observed")
+    merged.merge_state(observing)
+    assert_close(merged.compute(), value)
+    # What was observed outlives an epoch, until it is reset, too.
+    again = copy.deepcopy(observing)
+    again.reset()
+    assert_close(compute(again, *rows), value)
+    again.reset(observed=True)
+    assert_close(compute(again, *rows), expected)
+
+
+@pytest.mark.parametrize(("speakers", "fitted"), [(6, 3), (12, 9), (40, 32), (100, 90)])
+def test_report_contains_the_number_of_training_speakers(speakers, fitted):
+    original, names, _ = fading_voices(speakers, 2, 4)
+    assert found(original, original, names, [Plain()])["attack_speakers"] == fitted
+
+
+# --- Folds
+
+
+def test_fewer_than_six_speakers_are_nan_with_one_warning():
+    original, names, _ = fading_voices(5, 4, 6)
+    with pytest.warns(UserWarning, match="needs 6 of them") as caught:
+        value = compute(StrongestAttack(attacks=FEW), original, original, names)
+    assert len(caught) == 1
+    assert all(entry.isnan() for entry in value.values())
+
+
+def test_small_group_is_used_for_training_only():
+    original, names, _ = fading_voices(9, 4, 6)
+    folds = assign_folds(data_of(original, original, names, groups=(names > 5).long()))
+    assert folds.of_speaker.tolist()[6:] == [-1, -1, -1]
+    assert folds.fewest_training_speakers == 6
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP", "across"])
+def test_pair_kinds_match_the_definition(condition):
+    original, names, draw = fading_voices(12, 4, 6)
+    data = data_of(original, original + 1, names, sessions=torch.randint(2, (48,), generator=draw), groups=names % 2)
+    folds = AttackFolds(data, assign_folds(data), (Plain(),))
+    (comparison,) = folds.form_comparisons(0, CONDITIONS[condition], Plain(), is_subsample=False)
+    a, b, kinds = comparison.enrolment, comparison.test, comparison.pair_kinds
+    assert kinds.shape == (24, 24)
+    for i, j in torch.cartesian_prod(torch.arange(24), torch.arange(24)).tolist():
+        same = a.speakers[i] == b.speakers[j]
+        repeated = a.ids[i] == b.ids[j] or (condition == "across" and a.sessions[i] == b.sessions[j])
+        if a.groups[i] != b.groups[j] or (condition != "OP" and j <= i) or (same and repeated):
+            expected = NO_TRIAL
+        elif same:
+            expected = TARGET
+        else:
+            expected = CHANCE_TARGET if b.speaker_index[j] == a.speaker_index[i] + 1 else NONTARGET
+        assert kinds[i, j] == expected
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP"])
+def test_replicates_exclude_the_trials_of_a_speaker(condition):
+    # An attack that learns nothing: replicates are its trials within folds, without those of a speaker.
+    original, names, draw = fading_voices(12, 8, 24)
+    protected = torch.cat([4 * noise_like(original[:, :12], draw), original[:, :12]], dim=1)
+    data = data_of(original, protected, names)
+    attacks = CrossFittedAttacks(data, [Crop()], [CONDITIONS[condition]])
+    result = attacks.strongest(CONDITIONS[condition], group_speakers(data))
+    assert {choice.attack for choice in result.choices} == {1}
+    fold = attacks.folds.of_speaker[data.protected.speaker_index]
+    o, p = Crop().attack(original, protected)
+    scores = normalize(o if condition == "OP" else p) @ normalize(p).T
+    other = ~torch.eye(96, dtype=torch.bool)
+    counted = (fold[:, None] == fold) & (other if condition == "OP" else other.triu())
+    for place, speaker in enumerate((-1, *range(12))):  # first of all
+        kept = counted & (names[:, None] != speaker) & (names != speaker)
+        expected = zebra_disclosure(scores[kept].numpy(), (names[:, None] == names)[kept].int().numpy())["d_ece"]
+        # Blocks of all trials are recalibrated, not cut: to first order that is all.
+        tolerance = 1e-4 if speaker < 0 else 5e-3
+        assert result.replicates["d_ece_strongest"][place].item() == pytest.approx(expected, abs=tolerance)
+    assert_close(result.replicates["eer_strongest"][0], result.eer)

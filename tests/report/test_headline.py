@@ -1,0 +1,190 @@
+"""The verdict, and the summary it stands in: never more than was tried, and never low where something is wrong."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vpmetrics._scores.speaker_disclosure import SelfCalibratedDisclosure
+from vpmetrics.report.comparison import (
+    collect_checks,
+    table_of_changes,
+    table_of_systems,
+    verdict_of_systems,
+)
+from vpmetrics.report.privacy_report import EvaluatedSystem, _largest_disclosures
+from vpmetrics.report.summary import (
+    comparison_lines,
+    sort_by_dataset_and_disclosure,
+    summary_lines,
+    summary_rows,
+    verdict_of,
+)
+from vpmetrics.report.trial_report import ScoredTrials, report_trials
+from vpmetrics.report.verdict import Check, make_headline
+
+
+def rebuild(report, **changes):
+    """A report with some scalars or parts changed, and the headline that follows."""
+    parts = {key: changes.pop(key) for key in ("checks", "attacks", "conditions") if key in changes}
+    report = replace(report, **parts, headline=None)
+    scalars = report.scalars | {key: torch.tensor(float(value)) for key, value in changes.items()}
+    scalars |= {key: v for key, v in _largest_disclosures(report.conditions, scalars).items() if key not in changes}
+    report = replace(report, scalars=scalars)
+    return replace(report, headline=make_headline(report))
+
+
+def scores(distance, seed=0, condition="OP"):
+    draw = torch.Generator().manual_seed(seed)
+    is_target = torch.arange(4000) % 4 == 0
+    values = torch.randn(4000, generator=draw, dtype=torch.float64) + distance * is_target
+    return replace(report_trials({condition: ScoredTrials(values, is_target)}), checks=())
+
+
+def system(name, distance, **changes):
+    return EvaluatedSystem(name, rebuild(scores(distance), **changes))
+
+
+def attacked(name="x", attack="ridge to original", needs="pairs of both sides", **changes):
+    """A system on whose OP two attacks were tried, and on whose PP where scalars of it are given."""
+    known = scores(0.0)
+    if any(key.startswith("pp_") for key in changes):
+        known = replace(known, conditions={**known.conditions, **scores(0.0, condition="PP").conditions})
+    given = {"op_d_ece_strongest": 0.37, "op_strongest": 1, "op_d_ece_chance": 0.012, **changes}
+    return EvaluatedSystem(name, rebuild(known, attacks=(("plain", "nothing"), (attack, needs)), **given))
+
+
+def text_of(one):
+    return " ".join(verdict_of(one).sentences)
+
+
+@pytest.mark.parametrize(("distance", "level"), [(4.0, "high"), (1.0, "moderate"), (0.0, "low"), (-4.0, "high")])
+def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level):
+    one = system("x", distance)
+    assert verdict_of(one).level == level
+    assert ("turn the sign" in text_of(one)) == (distance < 0)
+    assert "No attack was tried" in text_of(one)
+    assert "No attack was tried" in " ".join(verdict_of_systems([one, system("y", 1.0)]).sentences)
+    assert "no attack tried" in "\n".join(summary_lines(one))
+
+
+@pytest.mark.parametrize(
+    ("one", "level", "texts"),
+    [
+        (attacked(), "high", ["learns 0.370 of at most 0.721 bit in OP", "chance 0.012",
+         "The strongest attack tried, “ridge to original”, needs pairs of both sides."]),
+        (attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6, pp_strongest=1), "high",
+         ["learns 0.667 of at most 0.721 bit in PP", "In OP an attacker learns"]),
+        (system("x", 0.0, checks=[Check("speakers", "ok", "40")]), "low", ["No attack was tried"]),
+        *((system("x", 0.0, op_d_ece=0.04, op_d_ece_reversed=0.0, disclosure_low=0.02, disclosure_high=high), level,
+           [f"learns 0.040 [0.020, {high:.3f}]", *["goes by the upper end"] * (level != "low")])
+          for high, level in ((0.047, "low"), (0.08, "moderate"), (0.30, "high"))),
+    ],
+)  # fmt: skip
+def test_verdict_names_the_strongest_attack_and_goes_by_the_upper_end(one, level, texts):
+    assert verdict_of(one).level == level
+    assert all(text in text_of(one) for text in texts), text_of(one)
+    assert ("No attack" in text_of(one)) == (not one.report.attacks)
+    assert summary_rows(one)[0].cell.value == pytest.approx(one.get_or_nan("disclosure"))
+
+
+def test_condition_within_does_not_count_as_disclosure():
+    one = attacked(op_d_ece_strongest=0.01, within_d_ece_strongest=0.7, across_d_ece_strongest=0.02)
+    conditions = dict.fromkeys(("OP", "PP", "within", "across"), one.report.conditions["OP"])
+    one = replace(one, report=rebuild(one.report, conditions=conditions))
+    assert one.get_or_nan("disclosure") == pytest.approx(0.02)
+    assert verdict_of(one).level == "low"
+
+
+def test_leakage_is_not_low_where_a_check_failed():
+    checks = [Check(name, status, "It.") for name, status in (("a", "ok"), ("encoder", "failed"), ("b", "warning"))]
+    one = system("x", 0.0, checks=checks)
+    assert verdict_of(one).level == "unknown"
+    assert "cannot be trusted: encoder failed" in text_of(one)
+    lines = summary_lines(one)
+    assert [line[0] for line in lines if line[:1] in ("✗", "!", "✓")] == ["✗", "!", "✓"]
+    assert "1 of 3 checks passed" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(("bits", "level"), [(0.24, "low"), (0.4, "moderate")])
+def test_verdict_names_the_worst_protected_speaker(bits, level):
+    known = scores(0.0)
+    values = torch.tensor([0.0] * 5 + [bits] + [0.0] * 2)
+    worst = SelfCalibratedDisclosure(values, torch.tensor(0.2), torch.tensor(0.22))
+    conditions = {"OP": replace(known.conditions["OP"], worst_speaker=worst)}
+    one = EvaluatedSystem("x", rebuild(known, conditions=conditions), tuple("abcdefgh"))
+    assert verdict_of(one).level == level
+    assert (f"Speaker f is protected worst: {bits:.3f} bit, where chance gives 0.200." in text_of(one)) == (bits > 0.25)
+    assert "worst speaker" in "\n".join(summary_lines(one))
+
+
+def test_systems_are_ranked_by_what_they_disclose():
+    weak, strong = system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)
+    unknown = system("?", 0.0, op_d_ece=math.nan, op_d_ece_reversed=math.nan)
+    assert [one.name for one in sort_by_dataset_and_disclosure([unknown, weak, strong])] == ["strong", "weak", "?"]
+    verdict = verdict_of_systems([weak, strong])
+    assert verdict.title == "strong discloses least."
+    assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in verdict.sentences
+    assert verdict_of(unknown).level == verdict_of_systems([unknown]).level == "unknown"
+    assert summary_lines(unknown)[0] == "No verdict"
+
+
+def test_systems_are_ranked_only_within_a_dataset():
+    distances = {"a dev": 0.1, "a test": 2.0, "b dev": 1.0, "b test": 1.0}
+    ones = [replace(system(name, distance), dataset=name[2:]) for name, distance in distances.items()]
+    part = replace(system("b test, x-vectors", 0.0), dataset="test", part_of="b test")
+    copy = replace(part, name="b test, ECAPA")
+    verdict = verdict_of_systems([*ones, part, copy])
+    assert verdict.title == "b test discloses least."
+    assert "On dev: a dev discloses least." in verdict.sentences
+    (check,) = collect_checks([replace(part, part_of=""), replace(copy, part_of="")])
+    assert check.message == "b test, ECAPA and b test, x-vectors have identical scores."
+    assert collect_checks([*ones, part, copy]) == []
+    lines = comparison_lines([part, *ones])[1:]
+    assert [line.split("  0.")[0].rstrip() for line in lines] == ["a dev", "b dev", "b test", "  x-vectors", "a test"]
+    tones = {str(row[0]): row[1].tone for row in table_of_systems([*ones, part], "t").rows}
+    assert {name for name, tone in tones.items() if tone == "best"} == {"a dev", "b test"}
+
+
+LONG = "an_attack_whose_name_goes_on_and_on_without_end_and_without_a_single_space"
+
+
+@pytest.mark.parametrize("name", ["x", LONG, "汉" * 60, "two\nlines \x1b[31m"])
+def test_summaries_fit_a_terminal_of_80_columns(name):
+    one = attacked(name, f"{name[:20]}<b>", f"{LONG} " * 3, pp_d_ece=0.1, deid=0.5, gvd=-1.0, op_linkability=0.3)
+    one = replace(one, report=replace(one.report, checks=[Check("a check", "failed", f"It failed {LONG}. " * 3)]))
+    for lines in (summary_lines(one), comparison_lines([one, system("other", 1.0)])):
+        assert max(map(len, lines)) <= 80
+        assert all(line.isprintable() for line in lines)
+    assert len(summary_rows(one)) <= 8
+    assert "<b>" not in one.report._repr_html_()
+    assert len(comparison_lines([one] * 3)) == 4
+
+
+def test_equal_check_messages_of_systems_are_merged():
+    same, other = Check("encoder", "ok", "Good."), Check("encoder", "failed", "Bad.")
+    systems = [attacked(name, checks=(check,)) for name, check in (("a", same), ("b", same), ("c", other))]
+    assert [(check.name, check.message) for check in collect_checks(systems[:2])[1:]] == [("encoder", "Good.")]
+    named = [check for check in collect_checks(systems) if check.name != "identical systems"]
+    assert named == [other._replace(name="encoder, c"), same._replace(name="encoder, a, b")]
+
+
+def test_changes_follow_the_privacy_direction_of_each_measure():
+    before = system("a", 2.0, deid=0.3, gvd=-1.0, disclosure=0.5)
+    after = system("b", 1.0, deid=0.3, gvd=-5.0, disclosure=0.6)
+    changes = {row[0].text: row[3] for row in table_of_changes(before, after).rows}
+    assert {name: (cell.text, cell.tone) for name, cell in changes.items()}.items() >= {
+        "OP D_ECE ↓ [bit]": ("▼ better", "better"),
+        "OP EER ↑ [%]": ("▲ better", "better"),
+        "disclosure ↓ [bit]": ("▲ worse", "worse"),
+        "DeID ↑ [%]": ("same", ""),
+        "G_VD [dB]": ("▼ less distinct", ""),
+    }.items()
+
+
+@pytest.mark.parametrize(("value", "says"), [(0.52, "within error"), (0.70, "▲ worse")])
+def test_a_change_within_the_error_of_both_is_neither_better_nor_worse(value, says):
+    before = system("a", 2.0, disclosure=0.50, disclosure_low=0.45, disclosure_high=0.55)
+    after = system("b", 2.0, disclosure=value, disclosure_low=value - 0.03, disclosure_high=value + 0.03)
+    assert table_of_changes(before, after).rows[0][3].text == says

@@ -1,0 +1,157 @@
+"""The base of all embedding metrics, which store the same columns, so that a collection holds one copy of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vpmetrics._base.privacy_metric import IntervalMetric, PrivacyMetric
+from vpmetrics._identification.population import average_utterances
+from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
+from vpmetrics._util.validation import check_whole_numbers, collect_warnings, explain_undefined
+from vpmetrics._utterances.utterances import (
+    EvaluationData,
+    UtteranceColumns,
+    check_speaker_per_recording,
+    deduplicate_and_index,
+    encode_labels,
+    pack_utterances,
+)
+from vpmetrics.report.verdict import find_cause
+
+
+class EmbeddingMetric(PrivacyMetric):
+    """A metric of utterances, embedded before and after protection. Trials are formed at ``compute``, never stored."""
+
+    __jit_unused_properties__: ClassVar[list[str]] = [*PrivacyMetric.__jit_unused_properties__, "speaker_names"]
+
+    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
+        original: list[Tensor]
+        protected: list[Tensor]
+        speakers: list[Tensor]
+        utterances: list[Tensor]
+        sessions: list[Tensor]
+        groups: list[Tensor]
+        row_flags: list[Tensor]
+
+    def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
+        super().__init__(bandwidth, validate_args, **kwargs)
+        for name in UtteranceColumns._fields:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+        self._speaker_names: dict[int, str] = {}
+
+    def update(
+        self,
+        original: Tensor | None = None,
+        protected: Tensor | None = None,
+        speakers: Tensor | Sequence[str] | None = None,
+        is_reference: Tensor | None = None,
+        utterances: Tensor | Sequence[str] | None = None,
+        sessions: Tensor | Sequence[str] | None = None,
+        groups: Tensor | Sequence[str] | None = None,
+    ) -> None:
+        """Accumulate a batch of utterances.
+
+        Tensors or NumPy arrays; embeddings may also be ``(B, 1, D)``. The columns of integers may be strings instead.
+
+        Args:
+            original: Embeddings ``(B, D)`` of the original speech; None where there is none of these utterances.
+            protected: Embeddings ``(B, D)`` of the protected speech, row i that of row i of ``original``; None where
+                there is none.
+            speakers: Speaker of each row, ``(B,)``.
+            is_reference: Booleans ``(B,)``, which utterances the attacker knows the speakers of, for the metrics of
+                identification. Left out, every speaker's other utterances are the references.
+            utterances: Recording of each row, ``(B,)``. Rows that share one, as a distributed sampler makes to fill up
+                its last batch, count once; protected in another session, a recording is another one.
+            sessions: Draw of the anonymiser's secret (key, pseudo-speaker) that a row was protected with, ``(B,)``. A
+                protected voice should be recognised within a session and not across sessions.
+            groups: Group of each row, ``(B,)``, such as sex or data set: only pairs of one group are trials.
+        """
+        self._check_reference_given(is_reference)
+        columns = pack_utterances(
+            original,
+            protected,
+            speakers,  # type: ignore[arg-type]
+            is_reference,
+            utterances,  # type: ignore[arg-type]
+            sessions,  # type: ignore[arg-type]
+            groups,  # type: ignore[arg-type]
+            width=self._embedding_width(),
+            validate_values=self.validate_args,
+        )
+        # Copies, because a view would keep the whole activation it was cut from alive; all of them before any is kept.
+        for name, values in zip(UtteranceColumns._fields, [each.detach().clone() for each in columns], strict=True):
+            getattr(self, name).append(values)
+        labels = speakers.tolist() if isinstance(speakers, np.ndarray) else speakers
+        if isinstance(labels, (list, tuple)):
+            names = [label for label in dict.fromkeys(labels) if isinstance(label, str)]
+            self._speaker_names |= dict(zip(encode_labels(names).tolist(), names, strict=True))
+
+    @property
+    def speaker_names(self) -> Mapping[int, str]:
+        """Names of the speakers given as strings, by the integers they are stored as."""
+        return self._speaker_names
+
+    def _check_reference_given(self, is_reference: Any | None) -> None:
+        """Raise where a metric needs ``is_reference`` and a batch comes without."""
+
+    def _compute_value(self, data: EvaluationData) -> Any:
+        """Return the value of all utterances."""
+        raise NotImplementedError
+
+    def compute(self) -> Any:
+        """Return the value over all utterances so far."""
+        with collect_warnings():
+            return self._compute_value(self._collect_data())
+
+    def over_utterances(self, lengths: Sequence[int]) -> dict[int, Any]:
+        """Return the value of ``compute`` for attackers who average several utterances of a speaker and session.
+
+        Noise drawn for every utterance averages out, a voice does not. Which utterances are averaged is random, but
+        the same on both sides and in every call; incomplete averages are dropped.
+
+        Args:
+            lengths: How many utterances are averaged, such as ``(1, 5, 20)``.
+
+        Returns:
+            The value for each length.
+        """
+        check_whole_numbers(lengths, smallest=1, name="lengths")
+        with collect_warnings(), self._gather_states():
+            data = self._collect_data()
+            return {length: self._compute_value_of_averages(data, length) for length in lengths}
+
+    def _compute_value_of_averages(self, data: EvaluationData, length: int) -> Any:
+        return self._compute_value(average_utterances(data, length))
+
+    def _compute_batch_value(self, *args: Any, **kwargs: Any) -> Any:
+        with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
+            return self._compute_value(_build_data_and_explain(pack_utterances(*args, **kwargs)))
+
+    def _collect_data(self) -> EvaluationData:
+        if len(self.speakers) == 0:
+            empty = torch.empty(0, 1, device=self.device)
+            return _build_data_and_explain(pack_utterances(empty, empty, empty[:, 0].long()))
+        columns = UtteranceColumns(*map(self._join_in_place, UtteranceColumns._fields))
+        if self.validate_args:
+            check_speaker_per_recording(columns)
+        return _build_data_and_explain(columns, self._find_processes())
+
+    def _embedding_width(self) -> int | None:
+        return self.original[0].shape[-1] if len(self.original) else None
+
+
+def _build_data_and_explain(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+    """Return the data of columns; a later warning of an undefined result names what they lack."""
+    data = deduplicate_and_index(columns, processes)
+    explain_undefined(partial(find_cause, data))
+    return data
+
+
+class IntervalEmbeddingMetric(EmbeddingMetric, IntervalMetric):
+    """An embedding metric with confidence intervals from leaving speakers out."""

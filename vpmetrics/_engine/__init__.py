@@ -1,1 +1,0 @@
-"""The machinery behind the public classes and functions."""

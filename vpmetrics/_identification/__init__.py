@@ -1,0 +1,1 @@
+"""One utterance searched among one reference per speaker."""

@@ -1,0 +1,326 @@
+"""Re-identification in a population: conversations of several utterances, and who is found among N people.
+
+Vauquier et al., "Legally validated evaluation framework for voice anonymization", Interspeech 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._identification.beta_binomial import fit_beta_binomial
+from vpmetrics._identification.identification import identify, jackknife_identification
+from vpmetrics._identification.references import IdentificationTrials, form_trials
+from vpmetrics._scores.jackknife import JackknifeGroups
+from vpmetrics._scores.scorers import Scoring
+from vpmetrics._util.dtypes import result_dtype, widen
+from vpmetrics._util.validation import warn_undefined
+from vpmetrics._utterances.conditions import Condition, SideName
+from vpmetrics._utterances.utterances import (
+    EvaluationData,
+    Utterances,
+    combination_index_and_first_rows,
+    count_values,
+    hash_values,
+    index_speakers_by_group,
+    lexsort_columns,
+    number_sessions_by_value,
+)
+
+if TYPE_CHECKING:
+    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks, StrongestResult
+
+ACCUMULATED = ("probes", "references", "both")
+_SEED = 5489  # of the random order of utterances: the same for every call, so that equal data give equal conversations
+
+
+class ConversationProtocol(NamedTuple):
+    """How conversations are formed and compared.
+
+    ``accumulated`` is ``"probes"``, ``"references"`` or ``"both"``: which of them average ``utterances`` of a speaker
+    and session. Otherwise a probe is one utterance, and a reference the mean of all that the attacker has of a speaker.
+    ``attack`` maps utterances before they are averaged.
+    """
+
+    condition: Condition
+    scoring: Scoring = "cosine"
+    utterances: int = 1
+    accumulated: str = "probes"
+    attack: Any = None
+
+
+def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
+    """Return a random place 0, 1, ... of every row in its group, ``(N,)``, the same for equal ``keys`` ``(N,)``."""
+    names, group = groups.unique(return_inverse=True)
+    smallest = _reduce_by_place(keys, group, len(names), "amin")
+    # Groups with the same smallest row are ordered by a hash of all their rows.
+    order = lexsort_columns(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
+    # Places by key would put similar utterances together, so every row draws a number. Drawn on the host, since every
+    # kind of device has random numbers of its own.
+    generator = torch.Generator().manual_seed(_SEED)
+    numbers = torch.rand(len(keys), generator=generator, dtype=keys.dtype, device="cpu").to(keys.device)
+    drawn = torch.empty_like(keys).scatter_(0, order, numbers)
+    order = lexsort_columns(drawn, group)
+    counts = count_values(group, len(names))
+    places = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[group[order]]
+    return torch.empty_like(order).scatter_(0, order, places)
+
+
+def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
+    """Return rows of conversations of ``length`` utterances each, ``(C, length)``; incomplete ones are dropped."""
+    order = lexsort_columns(places, groups)
+    _, counts = torch.unique_consecutive(groups[order], return_counts=True)
+    kept = places[order] < (counts // length * length).repeat_interleave(counts)
+    return order[kept].view(-1, length)
+
+
+def average_members(embeddings: Tensor, members: Tensor) -> Tensor:
+    """Return the mean of the rows of each conversation, ``(C, D)``, for members ``(C, L)``."""
+    if members.shape[1] == 1:
+        return embeddings[members[:, 0]]
+    means = [embeddings[:0]]
+    for part in members.split(max(1, 2**22 // max(1, members.shape[1] * embeddings.shape[1]))):
+        # Deviations from the first row, so that the mean of equal rows is that row to the last bit.
+        first, every = widen(embeddings[part[:, 0]]), widen(embeddings[part])
+        means.append((first + (every - first.unsqueeze(1)).mean(dim=1)).to(embeddings.dtype))
+    return torch.cat(means)
+
+
+def form_enrolment_and_conversations(
+    data: EvaluationData, protocol: ConversationProtocol
+) -> tuple[Utterances, Utterances]:
+    """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
+    condition, length = protocol.condition, protocol.utterances
+    data = number_sessions_by_value(data)
+    enrolment, test = data.sides(condition, references_per="utterance")
+    if enrolment.is_reference is None:
+        # Sides without a common recording: half of every speaker's recordings are enrolled, the others tested.
+        is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
+        enrolment, test = enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
+    if protocol.accumulated != "probes":
+        by_session = ("sessions",) if condition.target_sessions != "any" else ()
+        group, first = combination_index_and_first_rows(enrolment, *by_session)
+        has_enough = count_values(group, len(first))[group] >= length
+        enrolment = enrolment.take(has_enough & (draw_places(group, enrolment.keys) < length))
+    group, _ = combination_index_and_first_rows(test, "sessions")
+    size = 1 if protocol.accumulated == "references" else length
+    members = form_conversations(group, draw_places(group, test.keys), size)
+    enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
+    means = average_members(_map_side(test, condition.test, protocol.attack).embeddings, members)
+    return enrolment, replace(test.take(members[:, 0]), embeddings=means)
+
+
+def form_population_trials(data: EvaluationData, protocol: ConversationProtocol) -> IdentificationTrials:
+    """Return conversations, each to be identified among one reference per known speaker."""
+    enrolment, test = form_enrolment_and_conversations(data, protocol)
+    target_sessions = protocol.condition.target_sessions
+    return form_trials(enrolment, test, target_sessions=target_sessions, processes=data.processes)
+
+
+def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
+    """Return means of ``length`` recordings of each speaker as utterances, of the same recordings on both sides."""
+    group, place = _recording_groups_and_places(data.original, data.protected)
+    together = torch.stack([group, place // length]).unique(dim=1, return_inverse=True)[1]
+    sides = []
+    parts = (part.split([len(data.original), len(data.protected)]) for part in (together, place))
+    for side, ids, places, sessions in zip(data[:2], *parts, (None, data.protected.sessions), strict=True):
+        columns = ids[None] if sessions is None else torch.stack([ids, sessions])
+        members = form_conversations(columns.unique(dim=1, return_inverse=True)[1], places % length, length)
+        first = members[:, 0]
+        means = average_members(side.embeddings, members)
+        sides.append(replace(side.take(first), embeddings=means, ids=ids[first]))
+    return index_speakers_by_group(sides[0], sides[1])._replace(processes=data.processes)
+
+
+def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:
+    """Return the group of each row's recording, of equal labels, and the recording's random place in it."""
+    recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
+    versions = torch.cat([first.keys, second.keys])
+    # Numbered by their smallest key, and by the largest where that is equal, as where all protected rows are.
+    ends = torch.stack([_reduce_by_place(versions, recording, len(recordings), reduce) for reduce in ("amin", "amax")])
+    order = lexsort_columns(*ends.flip(0))
+    is_new = (ends[:, order].diff(dim=1, prepend=ends[:, order[:1]]) != 0).any(0)
+    keys = torch.empty_like(ends[0]).scatter_(0, order, is_new.cumsum(0).to(ends.dtype))
+    names = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
+    columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
+    codes = torch.stack([_reduce_by_place(column, recording, len(recordings), "amin") for column in columns])
+    group = codes.unique(dim=1, return_inverse=True)[1]
+    return group[recording], draw_places(group, keys)[recording]
+
+
+def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
+    return values.new_empty(count).scatter_reduce(0, place, values, reduce, include_self=False)
+
+
+def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
+    """Return the side called ``name`` with embeddings mapped by the attack; as it is without one."""
+    if attack is None:
+        return side
+    if hasattr(attack, "map_side"):
+        return replace(side, embeddings=attack.map_side(side, name))
+    original, protected = attack.attack(*((side.embeddings, None) if name == "original" else (None, side.embeddings)))
+    return replace(side, embeddings=original if name == "original" else protected)
+
+
+def reidentification_rates(
+    parts: Iterable[tuple[EvaluationData, ConversationProtocol]],
+    sizes: Sequence[int],
+    bandwidth: float | None = None,
+    is_extrapolated: bool = True,
+) -> dict[str, Tensor]:
+    """Return how often the speaker of a conversation comes first among N people of their part of the data."""
+    rates, weights = [], []
+    for data, protocol in parts:
+        trials = form_population_trials(data, protocol)
+        histogram = identify(trials, protocol.scoring, has_bits=False, bandwidth=bandwidth).histogram
+        values = rates_of_histogram(histogram, sizes)
+        if not is_extrapolated:  # NaN for more people than there are references
+            beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
+            values |= {key: torch.full_like(values[key], torch.nan) for key in beyond}
+        rates.append(values)
+        weights.append(histogram.detach().sum())
+    return average_rates(rates, torch.stack(weights))
+
+
+def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
+    """Return means over groups with a value, by weight ``(g,)``, and their errors; of ``gallery`` the least."""
+    if len(parts) == 1:
+        return parts[0]
+    means = {}
+    for key in parts[0]:
+        values = torch.stack([part[key] for part in parts])
+        if key == "gallery":  # beyond it, one of the groups at least is extrapolated
+            smallest = values.nan_to_num(torch.inf).amin()
+            means[key] = torch.where(smallest.isinf(), torch.nan, smallest)
+            continue
+        share = torch.where(values.isnan(), 0, weights.to(values))
+        weighted = share / share.sum() * values.nan_to_num(0)
+        means[key] = weighted.square().sum().sqrt() if key.endswith("_error") else weighted.sum()
+    return means
+
+
+def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
+    """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from the ranks ``(M,)`` among all references."""
+    people, counts = len(histogram), widen(histogram)
+    shares = counts / counts.sum()
+    gallery = shares.new_full((), people)
+    rates = dict.fromkeys(sizes, torch.full_like(gallery, torch.nan))
+    if people < 2 or bool(shares.isnan().any()):
+        missing = f"two references at least, but there are {people}" if people < 2 else "inputs, and none that are NaN"
+        warn_undefined(f"Re-identification needs {missing}.")
+        gallery = torch.full_like(gallery, torch.nan)
+    else:
+        if people == 2 < max(sizes):
+            warn_undefined("Rates beyond the references need three of them at least, but there are two.")
+        counted, beyond = [n for n in sizes if n <= people], [n for n in sizes if n > people]
+        rates |= zip(counted, rank_one_rates(shares, counted), strict=True)
+        if beyond:
+            rates |= zip(beyond, _extrapolate_rates(shares, beyond), strict=True)
+    values = {f"rate_{n}": rates[n] for n in sizes}
+    values |= {f"chance_{n}": torch.where(gallery.isnan(), gallery, 1 / n) for n in sizes}
+    return {key: value.to(result_dtype(histogram)) for key, value in (values | {"gallery": gallery}).items()}
+
+
+def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the rank-1 rate of each gallery size, ``(..., sizes)``, from the share of inputs per rank ``(..., M)``."""
+    people = rank_shares.shape[-1]
+    left = people - torch.arange(1, people, dtype=rank_shares.dtype, device=rank_shares.device)
+    others = rank_shares.new_tensor(sizes).unsqueeze(1) - 1
+    # The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
+    chances = torch.log1p(-(others / left).clamp(max=1)).cumsum(dim=1).exp()
+    return rank_shares[..., :1] + rank_shares[..., 1:] @ chances.mT
+
+
+def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the rank-1 rates among more people than there are references, from a beta-binomial fit to the ranks."""
+    people, is_certain = len(rank_shares), rank_shares[0] >= 1
+    fit = fit_beta_binomial(rank_shares)
+    first = torch.where(is_certain, 0.5, fit.probabilities[0])
+    keeps_fit = (fit.alpha <= 1) & ~is_certain
+    alpha = torch.where(keeps_fit, fit.alpha, 1.0)
+    beta = torch.where(keeps_fit, fit.beta, first * (people - 1) / (1 - first))
+    drawn = torch.tensor(sizes, dtype=rank_shares.dtype, device=rank_shares.device) - 1
+    fall = _log_gamma_ratio(beta + drawn, alpha) - _log_gamma_ratio(beta + people - 1, alpha)
+    rates = torch.where(is_certain, 1.0, first * (-fall).exp())
+    return rates if people > 2 else torch.full_like(rates, torch.nan)
+
+
+def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
+    """Return the logarithm of Gamma(y + a) / Gamma(y) by Stirling's series: differences of lgamma cancel."""
+    near, far = 1 / y, 1 / (y + a)
+    series = (far - near) / 12 - (far**3 - near**3) / 360 + (far**5 - near**5) / 1260
+    return (y - 0.5) * torch.log1p(a / y) + a * (torch.log(y + a) - 1) + series
+
+
+def replicate_rates(
+    parts: Iterable[tuple[EvaluationData, ConversationProtocol]], sizes: Sequence[int], groups: JackknifeGroups
+) -> dict[str, Tensor]:
+    """Return rates of all speakers, then without each group, ``(1 + G,)``, for sizes that need no extrapolation."""
+    formed = [(form_population_trials(data, protocol), protocol.scoring) for data, protocol in parts]
+    formed = [(trials, scoring) for trials, scoring in formed if trials.num_references > 1]
+    fewest = min((trials.num_references for trials, _ in formed), default=0)
+    counted = [size for size in sizes if size <= fewest]
+    if not counted:  # larger sizes are extrapolated, and the jackknife would miss the error of that model
+        return {}
+    sums, inputs = [], []
+    for trials, scoring in formed:
+        replicates = jackknife_identification(trials, scoring, groups)
+        histograms, number = replicates.histograms, replicates.histograms.sum(1)
+        rates = histograms.new_zeros(len(counted), len(histograms))
+        for people in replicates.references.unique().long().tolist():  # among as many, or among all who are left
+            rows = replicates.references == people
+            shares = histograms[rows, :people] / number[rows, None]
+            rates[:, rows] = rank_one_rates(shares, [min(size, people) for size in counted]).T
+        inputs.append(number)
+        sums.append(torch.where(number > 0, number * rates, 0))
+    means = torch.stack(sums).sum(0) / torch.stack(inputs).sum(0)
+    return {f"rate_{size}": mean for size, mean in zip(counted, means, strict=True)}
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationRates:
+    """How often speakers of a condition are identified, by size of the gallery and utterances per conversation."""
+
+    data: EvaluationData
+    protocol: ConversationProtocol
+    bandwidth: float | None = None
+    attacks: CrossFittedAttacks | None = None
+    strongest: StrongestResult | None = None
+
+    def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+        """Return what :class:`vpmetrics.ReidentificationRate` returns."""
+        protocol = self.protocol._replace(utterances=utterances)
+        return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes, self.bandwidth)
+
+    def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+        """Return the same after the attack chosen for each fold of speakers; NaN for more people than it has."""
+        # People are searched among their fold, since the attack has seen all others.
+        if parts := self._attacked_folds(utterances):
+            return reidentification_rates(parts, sizes, is_extrapolated=False)
+        unknown = torch.tensor(torch.nan)
+        return dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown) if self.attacks else {}
+
+    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, ConversationProtocol]]:
+        if self.attacks is None or self.strongest is None:
+            return []
+        protocol = self.protocol._replace(utterances=utterances)
+        return [
+            (data, protocol._replace(attack=attack, scoring=attack.compare))
+            for data, attack in self.attacks.chosen_folds(protocol.condition, self.strongest)
+        ]
+
+    def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:
+        """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
+        plain = replicate_rates([(part, self.protocol) for part in self.data.by_group()], sizes, groups)
+        attacked = replicate_rates(self._attacked_folds(), sizes, groups)
+        return plain | {f"{key}_strongest": value for key, value in attacked.items()}
+
+    def median_num_test_utterances(self) -> int:
+        """Return the median number of test utterances per speaker (per speaker and session, if known), rounded down."""
+        _, test = form_enrolment_and_conversations(self.data, self.protocol)
+        counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
+        return int(counts.median()) if len(counts) else 0

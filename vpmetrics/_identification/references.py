@@ -1,0 +1,231 @@
+"""Identification trials: every input against one reference per speaker, in blocks that are never stored.
+
+A reference is the mean of the utterances of one speaker, or of one session of a speaker. An input that is among them is
+left out *in step*: the j-th utterance of a speaker is compared with means that all lack their j-th utterance. If only
+the mean of its own speaker lacked it, that mean would average fewer utterances than all others, and its length and
+direction would reveal the speaker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._scores.scorers import Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
+from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
+from vpmetrics._util.dtypes import is_finite_everywhere, widen
+from vpmetrics._util.validation import check_same_device, check_utterances
+from vpmetrics._utterances.conditions import Condition
+from vpmetrics._utterances.utterances import (
+    EvaluationData,
+    Utterances,
+    count_values,
+    find_indices,
+    number_sessions_by_value,
+)
+
+_SESSION_BITS = 32  # of a code of speaker and session
+
+
+class References(NamedTuple):
+    """Units of utterances that are averaged to references, each of one speaker or of one session of a speaker.
+
+    Units of a speaker are adjacent, and so are the rows of a unit. Sums are of deviations from ``anchor``, in double
+    precision: the mean of equal rows is then that row to the last bit, with and without one of them, so features
+    without information tie.
+    """
+
+    vectors: Tensor  # (M, D)
+    speakers: Tensor  # (N,), ascending
+    anchor: Tensor  # (D,)
+    sums: Tensor  # (U, D)
+    counts: Tensor  # (U,)
+    units: Tensor  # (N,), how many each speaker has
+    first_unit: Tensor  # (N,)
+    rows: Tensor  # (M,), sorted by unit, and within a unit by value
+    first_row: Tensor  # (U,)
+
+    def unit_means(self, unit_number: Tensor | int = 0, excluded_row: Tensor | int = -1) -> Tensor:
+        """Return a gallery, ``(N, D)``: for every speaker the mean of one unit without one of its rows.
+
+        Both are counted cyclically within the speaker and the unit. A negative ``excluded_row`` excludes nothing; a
+        single row is never excluded.
+        """
+        unit = self.first_unit + unit_number % self.units
+        counts = self.counts[unit]
+        lacks_row = (counts > 1) & (excluded_row >= 0)
+        row = self.rows[self.first_row[unit] + excluded_row % counts]
+        left_out = (widen(self.vectors[row]) - self.anchor).masked_fill(~lacks_row[:, None], 0)
+        return (self.sums[unit] - left_out) / (counts - lacks_row.long())[:, None] + self.anchor
+
+
+class IdentificationTrials(NamedTuple):
+    """Inputs, the references they are compared with, and the column of each input's own speaker."""
+
+    inputs: Tensor  # (B, D)
+    references: References
+    column: Tensor  # (B,), of the input's speaker among the references
+    usable: Tensor  # (B,), whether a reference of that speaker is left
+    finite: Tensor  # (), whether all embeddings are finite
+    galleries: Tensor  # (2, P), arguments of ``References.unit_means``: unit number and excluded row of each
+    parts: tuple[Tensor, ...]  # inputs of each gallery
+    processes: Processes = SINGLE_PROCESS
+
+    @property
+    def num_references(self) -> int:
+        """The number of references, one per speaker."""
+        return len(self.references.speakers)
+
+
+class ScoreRows(NamedTuple):
+    """The scores of some inputs against every reference, and the score that each input has with its own speaker."""
+
+    rows: Tensor  # (b,), which inputs
+    scores: Tensor  # (b, N), free to be overwritten
+    match: Tensor  # (b, 1), the score of the input's own speaker; equal to its entry in ``scores``
+    rounding: Tensor  # (b, 1), scores that differ by no more are tied
+
+
+def validate_and_form_trials(
+    inputs: Tensor, speakers: Tensor, references: Tensor | None, reference_speakers: Tensor | None
+) -> IdentificationTrials:
+    """Validate the arguments of an identification and form its trials."""
+    if references is None and reference_speakers is not None:
+        raise ValueError("Expected `references` along with `reference_speakers`, but got None.")
+    vectors = inputs if references is None else references
+    names = speakers if reference_speakers is None else reference_speakers
+    check_utterances("inputs", inputs, "speakers", speakers)
+    check_utterances("references", vectors, "reference_speakers", names)
+    check_same_device("inputs", inputs, "references", vectors)
+    if vectors.shape[1] != inputs.shape[1]:
+        raise ValueError(
+            f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {vectors.shape[1]}."
+        )
+    # Without `reference_speakers`, row i of the references is the utterance of input i.
+    ids = torch.arange(len(inputs), device=inputs.device)
+    enrolment, test = Utterances(vectors, names, ids, names), Utterances(inputs, speakers, ids, speakers)
+    return form_trials(enrolment, test, ids if reference_speakers is None else None)
+
+
+def form_condition_trials(data: EvaluationData, condition: Condition) -> IdentificationTrials:
+    """Return the identification trials of a condition."""
+    if condition.target_sessions != "any":
+        data = number_sessions_by_value(data)
+    enrolment, test = data.sides(condition, references_per="utterance")
+    enrolment_row = torch.arange(len(test), device=test.speakers.device)
+    if enrolment is not test:
+        enrolment_row = find_indices(enrolment.ids, test.ids)
+    return form_trials(enrolment, test, enrolment_row, condition.target_sessions, data.processes)
+
+
+def form_trials(
+    enrolment: Utterances,
+    test: Utterances,
+    enrolment_row: Tensor | None = None,
+    target_sessions: str = "any",
+    processes: Processes = SINGLE_PROCESS,
+) -> IdentificationTrials:
+    """Return the trials of every test utterance, an input, against one reference per speaker.
+
+    ``enrolment_row`` ``(B,)``: the row of each input among the enrolment rows, or -1; None where no input is enrolled.
+    Sessions are numbered from 0.
+    """
+    by_session = target_sessions != "any"
+    references, unit_codes, unit_of_row = _build_references(enrolment, by_session)
+    finite = is_finite_everywhere(test.embeddings) & is_finite_everywhere(enrolment.embeddings)
+    column = find_indices(references.speakers, test.speakers)
+    usable, column = column >= 0, column.clamp(min=0)
+    if len(references.speakers) == 0:
+        none = column.new_zeros(2, 0)
+        return IdentificationTrials(test.embeddings, references, column, usable, finite, none, (), processes)
+    unit_number, excluded_row = torch.zeros_like(column), torch.full_like(column, -1)
+    if by_session and test.sessions is not None:
+        unit = find_indices(unit_codes, (column << _SESSION_BITS) + test.sessions)
+        usable, unit_number = usable & (unit >= 0), torch.where(unit >= 0, unit - references.first_unit[column], 0)
+        if target_sessions == "other":
+            usable, unit_number = usable & (references.units[column] > 1), unit_number + 1
+    unit = references.first_unit[column] + unit_number % references.units[column]
+    if enrolment_row is not None and target_sessions != "other":
+        place = _row_places_in_units(references, unit_of_row, enrolment.keys)[enrolment_row.clamp(min=0)]
+        excluded_row = torch.where(enrolment_row >= 0, place, -1)
+    usable = usable & (references.counts[unit] > (excluded_row >= 0).long())
+    # One number for unit and row: to sort pairs takes many times as long.
+    base = len(enrolment) + 1
+    codes = unit_number * base + excluded_row + 1
+    codes, gallery, counts = torch.unique(codes, return_inverse=True, return_counts=True)
+    parts = gallery.argsort(stable=True).split(counts.tolist())
+    galleries = torch.stack([codes // base, codes % base - 1])
+    return IdentificationTrials(test.embeddings, references, column, usable, finite, galleries, parts, processes)
+
+
+def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor]:
+    """Return references, a code of speaker and session for each unit, ascending, and the unit of each row."""
+    vectors = side.embeddings
+    names, column = side.speakers.unique(return_inverse=True)
+    codes, unit = torch.arange(len(names), device=names.device) << _SESSION_BITS, column
+    if by_session and side.sessions is not None:
+        codes, unit = ((column << _SESSION_BITS) + side.sessions).unique(return_inverse=True)
+    # Rows in an order of their values: rounding of a sum depends on the order, and on what is subtracted first.
+    middle = side.value_order[len(vectors) // 2 :][:1]
+    anchor = widen(vectors[middle]).sum(dim=0)  # zeros when there is no row
+    sums = anchor.new_zeros(len(codes), vectors.shape[1])
+    # In pieces, so that there is never a second, wider copy of all utterances.
+    for rows in side.value_order.split(max(1, 2**20 // max(1, vectors.shape[1]))):
+        sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
+    counts, units_of = count_values(unit, len(sums)), count_values(codes >> _SESSION_BITS, len(names))
+    first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))
+    order = side.argsort_by(unit)
+    references = References(vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row)
+    return references, codes, unit
+
+
+def _row_places_in_units(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
+    """Return the place of each row in its unit, ``(M,)``; equal rows share one, so that row order changes nothing."""
+    rows = references.rows
+    unit, key = unit_of_row[rows], keys[rows]
+    is_new = torch.ones_like(rows, dtype=torch.bool)
+    is_new[1:] = (unit[1:] != unit[:-1]) | (key[1:] != key[:-1])
+    place = torch.where(is_new, torch.arange(len(rows), device=rows.device), 0).cummax(0).values
+    return torch.empty_like(rows).scatter(0, rows, place - references.first_row[unit])
+
+
+def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True) -> Iterator[ScoreRows]:
+    """Yield the scores of inputs, or of this process's share, against all references; without a GPU sync."""
+    references, scorer = trials.references, resolve_scoring(scoring)
+    dtype = widest_affordable_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
+    step = num_rows_at_once(trials.inputs, trials.num_references)
+    pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
+    pending: list[ScoreRows] = []  # galleries have few inputs each, whose scores are yielded together
+    num_pending, last, gallery = 0, -1, references.sums
+    for number, rows in trials.processes.share(pieces) if is_distributed else pieces:
+        if pending and num_pending + len(rows) > step:
+            yield _join_score_rows(pending)
+            pending, num_pending = [], 0
+        if number != last:
+            last, gallery = number, references.unit_means(*trials.galleries[:, number])
+            gallery = prepare_rows(gallery, scorer, references.anchor, dtype)
+        probes = prepare_rows(trials.inputs[rows], scorer, references.anchor, dtype)
+        with torch.autocast(probes.device.type, enabled=False):
+            scores = scorer.compare(probes, gallery)
+            if not scorer.is_builtin:
+                scores = scores.clone()  # the caller's function may keep what it returns, and a block is overwritten
+            match = scores.gather(1, trials.column[rows].unsqueeze(1))
+            with torch.no_grad():
+                rounding = scorer.rounding(probes, gallery, scores, match)
+        pending.append(ScoreRows(rows, scores, match, rounding))
+        num_pending += len(rows)
+    if pending:
+        yield _join_score_rows(pending)
+
+
+def _join_score_rows(parts: Sequence[ScoreRows]) -> ScoreRows:
+    return parts[0] if len(parts) == 1 else ScoreRows(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+
+
+def num_rows_at_once(inputs: Tensor, columns: int) -> int:
+    """Return how many inputs to score at once: a block fits a CPU's cache, or fills a GPU."""
+    scores = 2**20 if inputs.device.type == "cpu" else 2**24
+    return max(1, scores // max(1, columns, inputs.shape[1]))

@@ -1,0 +1,1 @@
+"""From blocks of scores to counts, calibration, measures and intervals."""

@@ -1,0 +1,520 @@
+"""The leave-one-speaker-out jackknife: replicates of every number, and confidence intervals from them.
+
+Trials share speakers, so they are not independent. Speakers are left out instead, one after the other, with all their
+trials. Every trial is counted in its cell of the score axis, once in all and once for each of its speakers; the trials
+without a speaker are the difference of two histograms, and one batched PAV calibrates all of them. Targets are all
+counted. Non-targets of large sets are thinned, since every speaker still has thousands.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
+
+from vpmetrics._scores.condition_scores import ConditionScores
+from vpmetrics._scores.measures import SCORE_MEASURES, linkability_edges, minimum_cross_entropy, prior_entropy
+from vpmetrics._scores.pair_blocks import PairBlocks
+from vpmetrics._scores.registry import scalar
+from vpmetrics._scores.score_counts import CountedScores, ScoresAndSteps, mean_costs_between, steps_of_both_signs
+from vpmetrics._scores.speaker_similarity import SimilaritySummary
+from vpmetrics._util.dtypes import widen
+from vpmetrics._util.scalar import CI_SUFFIXES
+from vpmetrics._util.validation import suppress_warnings, warn_undefined
+from vpmetrics._utterances.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
+
+MOST_GROUPS = 250  # replicates from which a standard error is known to 4 %
+FEWEST_SPEAKERS = 3  # with target and non-target trials
+_CELLS = 1 << 10  # of the score axis, each with about the same share of the trials
+_FINE_BINS = 1 << 16  # of the table from score to cell
+_MOST_PAIRS = 1 << 23  # non-target pairs that are counted
+
+
+class JackknifeGroups(NamedTuple):
+    """Groups of speakers that are left out together: one speaker each, or several where there are many.
+
+    ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, ``num_groups`` for those never left out;
+    ``size``: speakers in each group.
+    """
+
+    labels: Tensor
+    group_of_label: Tensor
+    num_groups: int
+    size: int
+
+    @property
+    def kept_over_dropped(self) -> float:
+        """Number of speakers kept, divided by number of speakers left out."""
+        return (len(self.labels) - self.size) / max(self.size, 1)
+
+    def matches(self, other: JackknifeGroups) -> bool:
+        """Return whether both leave out the same speakers; labels may differ, the order of speakers may not."""
+        return torch.equal(self.group_of_label, other.group_of_label)
+
+    def find_groups(self, labels: Tensor) -> Tensor:
+        """Return the group of each speaker label."""
+        return self.group_of_label[torch.searchsorted(self.labels, labels.contiguous())]
+
+
+def group_speakers(data: EvaluationData) -> JackknifeGroups:
+    """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data is left out once."""
+    labels, place = data.speakers.unique(return_inverse=True)
+    if len(labels) <= MOST_GROUPS:
+        return split_labels_into_groups(labels)
+    sides = [replace(side, speaker_index=place[side.speaker_index]) for side in data[:2] if len(side)]
+    return split_labels_into_groups(labels, order_speakers_by_value(len(labels), *sides).argsort())
+
+
+def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
+    """Assign ascending labels to groups in a given order; else by labels alone, the same groups for every system."""
+    number = min(len(labels), MOST_GROUPS)
+    size = len(labels) // max(number, 1)
+    if order is None:
+        order = torch.arange(len(labels), device=labels.device)
+        if number < len(labels):
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
+    return JackknifeGroups(labels, torch.where(order < number * size, order % max(number, 1), number), number, size)
+
+
+class CountingCells:
+    """Cells to count replicates in, of about equally many trials; edges are those of PAV steps and linkability bins."""
+
+    def __init__(self, scores: ConditionScores, max_cells: int = _CELLS) -> None:
+        steps, self.trials = scores.counts.ascending, scores.trials
+        share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (2 * steps.nontargets.sum())
+        number = ((share.cumsum(0) - share) * max_cells).nan_to_num().round(decimals=6).floor()
+        edges = widen(steps.edges)[number[1:] > number[:-1]]
+        with suppress_warnings():
+            self.linkability_edges = linkability_edges(scores.trials)
+        links = widen(self.linkability_edges)
+        self.edges = torch.cat([edges, links[links.isfinite()]]).unique()
+        low, high = (self.edges[0], self.edges[-1]) if len(self.edges) else self.edges.new_tensor([0.0, 1.0])
+        self.low, self.scale = low, (_FINE_BINS - 4) / (high - low).clamp(min=torch.finfo(low.dtype).tiny)
+        if len(steps.edges) <= max_cells // 2:
+            # Separate few targets from the non-targets just above: PAV of the negated scores needs that edge.
+            self.edges = torch.cat([self.edges, widen(steps.edges) + 2 / self.scale]).unique()
+        # A step begins at a target, so a fine bin that contains an edge belongs to the cell above that edge.
+        fine_bins = torch.arange(_FINE_BINS, device=low.device)
+        self.cell_of_bin = torch.searchsorted(self.edges, low + fine_bins / self.scale)
+        reached = torch.cat([widen(torch.stack(scores.trials.span_or_nan())), self.edges])
+        bounds = torch.cat([reached.amin()[None], self.edges, reached.amax()[None]])
+        self.values, self.num_cells = (bounds[1:] + bounds[:-1]) / 2, len(self.edges) + 1
+
+    def find_cells(self, scores: Tensor) -> Tensor:
+        """Return the cell index of every score, in the shape of ``scores``."""
+        x = (scores - self.low.to(scores.dtype)).mul_(self.scale.to(scores.dtype)).add_(1).nan_to_num_()
+        bins = x.clamp_(0, _FINE_BINS - 1).to(torch.int32)
+        return self.cell_of_bin.index_select(0, bins.flatten()).view(x.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ReplicateCellCounts:
+    """Trials per cell of the score axis, ``(1 + G, C)``: of all speakers, then without each group.
+
+    ``similarity_weights`` ``(2, 2, C)``: derivatives of the mean similarity and of the mean of its logarithm, within
+    and between speakers, with respect to the calibrated value of each cell.
+    """
+
+    cells: CountingCells
+    targets: Tensor
+    nontargets: Tensor
+    groups: JackknifeGroups
+    similarity_weights: Tensor | None = None
+
+    @cached_property
+    def min_speakers_per_class(self) -> int:
+        """The smaller of two numbers of speakers (or groups): with target trials, and with non-target trials."""
+        return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
+
+    @cached_property
+    def measure_input(self) -> ScoresAndSteps:
+        """The trials, as score measures take them."""
+        cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
+        costs = partial(mean_costs_between, cells.trials, cells.edges, cells.values)
+        trials = CountedScores(cells.values, counts, costs)
+        return ScoresAndSteps(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
+
+    def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
+        """Return the jackknife of the score measures that have an interval."""
+        measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
+        with suppress_warnings():
+            replicates = {measure.key: measure(self.measure_input) for measure in measures if measure.has_interval}
+        return make_jackknife(replicates, self.groups, self.min_speakers_per_class)
+
+
+def count_replicates(
+    pairs: PairBlocks,
+    scores: ConditionScores,
+    groups: JackknifeGroups,
+    speakers: Tensor,
+    summary: SimilaritySummary | None = None,
+    matrix: Tensor | None = None,
+    similarity: str = "geometric",
+) -> ReplicateCellCounts:
+    """Return the counts of all speakers and without each group, for defined scores.
+
+    ``speakers`` ``(S,)``: the labels that ``speaker_index`` refers to. With ``summary`` also similarity weights.
+    """
+    cells, group = CountingCells(scores), groups.find_groups(speakers)
+    slopes = None if summary is None else differentiate_similarity_by_llr(summary, matrix, similarity)
+    size = cells.num_cells
+    # Row 0: all speakers; then the trials of each group; the last row is unused, of speakers that are never left out.
+    counts = torch.zeros(2, (groups.num_groups + 2) * size, dtype=torch.int64, device=speakers.device)
+    unused = counts.shape[1] - 1
+    target_cells, target_speakers = find_target_cells(pairs, cells)
+    add_counts(counts[0], target_cells)
+    add_counts(counts[0], target_cells + size * (1 + group[target_speakers]))
+    thinned = pairs.thin(_MOST_PAIRS)
+    rows, columns = thinned.enrolment.speaker_index, thinned.test.speaker_index
+    weights = counts.new_zeros(2, size, dtype=torch.float64)
+    row_share, column_share = (1 / count_values(index, len(speakers)).to(weights.dtype) for index in (rows, columns))
+    num_pairs = weights.new_zeros(())
+    for block in thinned:
+        cell, a, b = cells.find_cells(block.scores), rows[block.rows], columns[block.columns]
+        is_excluded = None
+        if block.is_target is not None and block.is_trial is not None:
+            is_excluded = block.is_target | ~block.is_trial
+        if slopes is not None:
+            share = row_share[a][:, None] * column_share[b]
+            share = share if is_excluded is None else share.masked_fill(is_excluded, 0)
+            slope = slopes[1] if slopes[1].shape[-1] == 1 else slopes[1][:, a][:, :, b]
+            weights.index_add_(1, cell.flatten(), (share * slope).flatten(1))
+            num_pairs += share.sum()
+        first, second = (1 + group[a])[:, None], (1 + group[b])[None]
+        # A trial of two speakers of one group is one trial of the group.
+        second_slot = torch.where(first == second, unused, cell + size * second)
+        for slot in (cell, cell + size * first, second_slot):
+            add_counts(counts[1], slot if is_excluded is None else slot.masked_fill(is_excluded, unused))
+    # Every rank has counted all targets, and its share of the non-targets.
+    reduced, weights, num_pairs = thinned.processes.all_reduce(counts[1], weights, num_pairs)
+    targets, nontargets = (widen(part.view(-1, size)[:-1]) for part in (counts[0], reduced))
+    nontargets = nontargets * (scores.counts.ascending.nontargets.sum() / nontargets[0].sum())
+    targets, nontargets = (part[:1] - pad(part[1:], (0, 0, 1, 0)) for part in (targets, nontargets))
+    if slopes is None:
+        return ReplicateCellCounts(cells, targets, nontargets, groups)
+    number = count_values(target_speakers, len(speakers))
+    target_weights = (slopes[0] / ((number > 0).sum() * number))[:, target_speakers]
+    within = torch.zeros_like(weights).index_add(1, target_cells, target_weights)
+    return ReplicateCellCounts(cells, targets, nontargets, groups, torch.stack([within, weights / num_pairs]))
+
+
+def find_target_cells(pairs: PairBlocks, cells: CountingCells) -> tuple[Tensor, Tensor]:
+    """Return the cell and the speaker of every target trial of all processes."""
+    speaker_index = pairs.enrolment.speaker_index
+    target_cells, target_speakers = [speaker_index[:0]], [speaker_index[:0]]
+    whole = pairs.repeat_on_every_process()
+    for group in whole.row_groups():
+        for block in whole.blocks(group, has_targets=True):
+            if block.is_target is not None and block.is_trial is not None:
+                is_target = block.is_target & block.is_trial
+                target_cells.append(cells.find_cells(block.scores[is_target]))
+                target_speakers.append(speaker_index[block.rows].repeat_interleave(is_target.sum(1)))
+    return torch.cat(target_cells), torch.cat(target_speakers)
+
+
+def count_trial_replicates(
+    scores: ConditionScores,
+    preds: Tensor,
+    is_target: Tensor,
+    speaker_places: Tensor,
+    groups: JackknifeGroups,
+    similarity_slopes: Tensor | None = None,
+) -> ReplicateCellCounts:
+    """Return what :func:`count_replicates` returns, for given trials ``(P,)``.
+
+    ``speaker_places`` ``(2, P)``: indices into ``groups.labels``, of both sides. ``similarity_slopes`` ``(2, P)``:
+    derivatives of the mean similarities by the calibrated value of each trial.
+    """
+    cells = CountingCells(scores)
+    cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speaker_places]
+    size, classes, counts = cells.num_cells, (is_target, ~is_target), []
+    for mask in classes:
+        (first, second), slot = group[:, mask], cell[mask]
+        second = torch.where(first == second, groups.num_groups, second)
+        slots = torch.cat([slot + size * first, slot + size * second])
+        left_out = slots.bincount(minlength=(groups.num_groups + 1) * size).view(-1, size)[:-1]
+        counts.append(widen(slot.bincount(minlength=size) - pad(left_out, (0, 0, 1, 0))))
+    weights = None
+    if similarity_slopes is not None:
+        empty = widen(cells.edges).new_zeros(2, size)
+        weights = torch.stack([empty.index_add(1, cell[mask], similarity_slopes[:, mask]) for mask in classes])
+    return ReplicateCellCounts(cells, counts[0], counts[1], groups, weights)
+
+
+def differentiate_similarity_by_llr(
+    summary: SimilaritySummary, matrix: Tensor | None, similarity: str
+) -> tuple[Tensor, Tensor]:
+    """Return derivatives of similarities and their logarithms, within and between speakers: ``(2, S)``, ``(2, S, S)``.
+
+    A similarity is a function of a mean of calibrated values; the derivatives are with respect to this mean. Without a
+    matrix, the mean similarity stands for every pair of two speakers, ``(2, 1, 1)``.
+    """
+    between = summary.between_speakers.nanmean().view(1, 1) if matrix is None else matrix
+    values = summary.within_speaker.nan_to_num(0), between.nan_to_num(0)
+    if similarity == "geometric":
+        within, between = (torch.stack([each, torch.ones_like(each)]) for each in values)
+    else:
+        within, between = (torch.stack([each * (1 - each), 1 - each]) for each in values)
+    return within, between
+
+
+def replicate_diagonal_dominance(
+    counts: ReplicateCellCounts,
+    summary: SimilaritySummary,
+    group_of_speaker: Tensor,
+    has_unordered_pairs: bool,
+    similarity: str,
+) -> dict[str, Tensor]:
+    """Return diagonal dominance of all speakers and then without each group, ``(1 + G,)``.
+
+    Without a group the calibration changes, and with it the similarities of all other speakers. That is computed to
+    first order: every cell adds the change of its calibrated value, weighted by the trials that are left in it.
+    """
+    assert counts.similarity_weights is not None
+    calibrated = counts.measure_input.counts.ascending.laplace_llr(2 if has_unordered_pairs else 1)
+    calibrated = logsigmoid(calibrated) if similarity == "geometric" else calibrated
+    change = calibrated - calibrated[:1]
+    own = summary.within_speaker
+    diagonal = torch.stack([own, own.log2(), torch.ones_like(own)]).masked_fill(own.isnan(), 0)
+    by_speaker = torch.cat([diagonal, summary.pair_sums])  # (6, S)
+    of_group = by_speaker.new_zeros(6, counts.groups.num_groups + 1).index_add(1, group_of_speaker, by_speaker)
+    totals = by_speaker.sum(1, keepdim=True)
+    sums = totals - pad(of_group[:, :-1], (1, 0))
+    within, log_within, speakers = sums[:3]
+    pairs, between, log_between = sums[3:] - totals[3:] / 2  # a pair counts for both of its speakers
+    gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
+    shares = []
+    for trials, weights, units in zip(
+        (counts.targets, counts.nontargets), counts.similarity_weights, (speakers, pairs), strict=True
+    ):
+        per_trial = torch.where(trials[0] > 0, weights / trials[0], 0)
+        shares.append(per_trial[:, None] * trials * (units[0] / units)[:, None])
+    moved, log_moved = (change * (shares[0] - shares[1])).sum(-1)
+    return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
+
+
+class Jackknife(NamedTuple):
+    """Changes of numbers when speakers are left out.
+
+    ``changes``: by how much each number differs without each group, ``(G,)``. ``bias``: by how much it is too large
+    since it was fitted to the data it is measured on.
+    """
+
+    changes: dict[str, Tensor]
+    bias: dict[str, Tensor]
+    groups: JackknifeGroups
+
+
+def check_enough_speakers(number: int) -> bool:
+    """Return whether ``number`` speakers with trials of each kind suffice for intervals; warn if not."""
+    if number < FEWEST_SPEAKERS:
+        warn_undefined(
+            f"Intervals need {FEWEST_SPEAKERS} speakers with target trials, and as many with non-target trials."
+        )
+    return number >= FEWEST_SPEAKERS
+
+
+def make_jackknife(
+    replicates: Mapping[str, Tensor], groups: JackknifeGroups, num_speakers: int | None = None
+) -> Jackknife:
+    """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``.
+
+    ``num_speakers``: the smaller number, with target or with non-target trials; None where all have both.
+    """
+    changes = {key: each[1:] - each[0] for key, each in replicates.items()}
+    if changes and not check_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):
+        changes = {key: torch.full_like(each, torch.nan) for key, each in changes.items()}
+    corrected = [key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected]
+    return Jackknife(changes, {key: groups.kept_over_dropped * changes[key].mean() for key in corrected}, groups)
+
+
+def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
+    """Return the jackknife of the numbers of several jackknives."""
+    changes = {key: change for part in parts for key, change in part.changes.items()}
+    bias = {key: value for part in parts for key, value in part.bias.items()}
+    return Jackknife(changes, bias, parts[0].groups)
+
+
+def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, confidence: float) -> dict[str, Tensor]:
+    """Return values, and both ends of each that has an interval: NaN without a jackknife, or where undefined."""
+    result, is_lost = {}, []
+    for key, value in values.items():
+        result[key], entry = value, scalar(key)
+        if not entry.has_interval:
+            continue
+        ends = (torch.full_like(value, torch.nan),) * 2
+        if jackknife is not None and key in jackknife.changes:
+            (changes, bias, groups), bounds = jackknife, entry.range_among(len(jackknife.groups.labels))
+            replicates = widen(value) + changes[key]
+            ends = jackknife_interval(
+                value, replicates, confidence, *bounds, groups.kept_over_dropped, bias.get(key, 0.0)
+            )
+            if "tpr_at" not in key:  # of few trials undefined at low FPR, as documented
+                is_lost.append(ends[0].isnan() & ~value.isnan())
+        result |= {f"{key}{suffix}": end for suffix, end in zip(CI_SUFFIXES, ends, strict=True)}
+    if is_lost:
+        reason = "A number is undefined or infinite without one of the speakers, so it has no interval."
+        warn_undefined(reason, torch.stack(is_lost).any())
+    return result
+
+
+def profile_interval(
+    counts: ReplicateCellCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
+) -> tuple[Tensor, Tensor]:
+    """Return both ends of the interval of the minimum cross-entropy ``(P,)`` at each prior."""
+    steps, ends = counts.measure_input.counts.ascending, []
+    highest = prior_entropy(prior_log_odds).tolist()
+    for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
+        replicates = minimum_cross_entropy(steps, odds[None])[:, 0]
+        replicates = value + replicates[1:] - replicates[0]
+        interval = jackknife_interval(value, replicates, confidence, 0.0, most, counts.groups.kept_over_dropped)
+        ends.append(torch.stack(interval))
+    low, high = torch.stack(ends, dim=1)
+    return low, high
+
+
+def jackknife_interval(
+    value: Tensor,
+    replicates: Tensor,
+    confidence: float,
+    lowest: float = -math.inf,
+    highest: float = math.inf,
+    kept_over_dropped: float | None = None,
+    bias: Tensor | float | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Return both ends of a jackknife confidence interval.
+
+    With :math:`\theta` the value of all speakers and :math:`\theta_{(g)}` that without group g,
+
+    .. math::
+        \hat\theta = \theta - b, \quad b = r (\overline{\theta_{(\cdot)}} - \theta), \quad
+        \sigma^2 = \frac{r}{G} \sum_g (\theta_{(g)} - \overline{\theta_{(\cdot)}})^2, \quad
+        \hat\theta \pm t_{G - 1} \sigma
+
+    where :math:`r` is speakers kept over speakers left out. The ends stay within the range of the number, and the
+    interval always holds :math:`\theta`. Where no replicate differs from a value at one end of its range, the interval
+    is a Clopper-Pearson bound.
+
+    Args:
+        value: The number, ``()``.
+        replicates: The number without each group, ``(G,)``; ends are NaN where one is undefined, or for fewer than 3.
+        confidence: Confidence level.
+        lowest: Lower end of the range.
+        highest: Upper end of the range.
+        kept_over_dropped: Speakers kept over speakers left out, :math:`r`; ``G - 1`` when left out.
+        bias: What to subtract from the value; :math:`b` when left out.
+    """
+    estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
+    wide = widen(value.detach())
+    reach = students_t_quantile(confidence, max(len(replicates) - 1, 1)) * error
+    bound = clopper_pearson_or_0(wide, reach, len(replicates), confidence, lowest, highest)
+    low, high = torch.minimum(estimate - reach, wide - bound), torch.maximum(estimate + reach, wide + bound)
+    return low.clamp(lowest, highest).to(value.dtype), high.clamp(lowest, highest).to(value.dtype)
+
+
+def _jackknife_estimate(
+    value: Tensor, replicates: Tensor, kept_over_dropped: float | None, bias: Tensor | float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the value without its bias, and its standard error; NaN for fewer than three replicates."""
+    value, replicates = widen(value.detach()), widen(replicates.detach())
+    if len(replicates) < FEWEST_SPEAKERS:
+        return torch.full_like(value, torch.nan), torch.full_like(value, torch.nan)
+    ratio = len(replicates) - 1 if kept_over_dropped is None else kept_over_dropped
+    mean = replicates.mean()
+    bias = ratio * (mean - value) if bias is None else bias
+    return value - bias, (ratio * (replicates - mean).square().mean()).sqrt()
+
+
+def clopper_pearson_or_0(
+    value: Tensor, jackknife_reach: Tensor, speakers: int, confidence: float, lowest: float, highest: float
+) -> Tensor:
+    """Return the reach of a Clopper-Pearson bound for a value at one end of its range that no replicate moves; else 0.
+
+    A share p of all speakers is absent among n speakers with the probability (1 - p) to the n-th power.
+
+    Example:
+        >>> round(float(clopper_pearson_or_0(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2)
+        0.14
+    """
+    width = highest - max(lowest, 0.0)
+    if not math.isfinite(width) or speakers == 0:
+        return torch.zeros_like(value)
+    tolerance = width * 1e-6
+    is_at_end = (value <= lowest + tolerance) | (value >= highest - tolerance)
+    is_still = (is_at_end & (jackknife_reach <= tolerance)).to(value.dtype)
+    return is_still * (width * (1.0 - math.pow(1 - confidence, 1 / speakers)))
+
+
+@cache
+def students_t_quantile(confidence: float, freedom: int) -> float:
+    """Return the bound that the size of a Student's t variable does not exceed with this probability.
+
+    Example:
+        >>> round(students_t_quantile(0.95, 19), 3), round(students_t_quantile(0.95, 1), 2)
+        (2.093, 12.71)
+    """
+    steps = 1 << 40  # of the angle whose tangent is t over the root of the degrees of freedom
+
+    def t_at(angle_step: int) -> float:
+        return math.sqrt(freedom) * math.tan(math.pi / 2 * angle_step / steps)
+
+    return t_at(bisect_left(range(steps), confidence, key=lambda step: two_sided_t_probability(t_at(step), freedom)))
+
+
+def two_sided_t_probability(t: float, freedom: int) -> float:
+    """Return the probability of a Student's t variable of at most ``t`` in size (Abramowitz and Stegun, 26.7.3-4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, total, is_odd = math.cos(angle), 0.0, freedom % 2
+    term = cosine if is_odd else 1.0
+    for k in range(is_odd, freedom - 1, 2):
+        total += term
+        term *= cosine**2 * (k + 1) / (k + 2)
+    series = math.sin(angle) * total
+    return 2 / math.pi * (angle + series) if is_odd else series
+
+
+class Difference(NamedTuple):
+    """By how much a number of one system exceeds that of another, with its interval and the probability to be below."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    probability_below: Tensor
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the interval excludes 0."""
+        return bool((self.low > 0) | (self.high < 0))
+
+
+def paired_difference(
+    key: str, values: tuple[Tensor, Tensor], jackknives: tuple[Jackknife, Jackknife], confidence: float
+) -> Difference:
+    """Return the difference of two systems on the same speakers, with the same ones left out of both.
+
+    A speaker who is hard in both systems cancels in their difference.
+    """
+    first, second = jackknives
+    if not first.groups.matches(second.groups):
+        raise ValueError("Expected two systems on the same speakers, but got different ones.")
+    value, ratio = widen(values[0]) - widen(values[1]), first.groups.kept_over_dropped
+    replicates = value + first.changes[key] - second.changes[key]
+    bias = torch.as_tensor(first.bias.get(key, 0.0)) - second.bias.get(key, 0.0)
+    ends = jackknife_interval(value, replicates, confidence, kept_over_dropped=ratio, bias=bias)
+    return Difference(value, *ends, _probability_below_0(value, replicates, ratio, bias))
+
+
+def _probability_below_0(value: Tensor, replicates: Tensor, kept_over_dropped: float, bias: Tensor) -> Tensor:
+    """Return the probability that a number is below 0; 1/2 where no replicate differs from 0."""
+    estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
+    if not bool(error > 0):
+        return torch.where(estimate.isnan() | error.isnan(), torch.nan, 0.5 - estimate.sign() / 2)
+    t = float(-estimate / error)
+    return torch.full_like(estimate, 0.5 + math.copysign(two_sided_t_probability(abs(t), len(replicates) - 1), t) / 2)

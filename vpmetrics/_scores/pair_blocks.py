@@ -1,0 +1,309 @@
+"""The only loop over pairs of utterances: blocks of scores with their labels, each one matrix product."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._scores.scorers import FEW_PAIRS, Scorer, prepare_rows, widest_affordable_dtype
+from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
+from vpmetrics._util.dtypes import widen
+from vpmetrics._utterances.conditions import Condition
+from vpmetrics._utterances.utterances import Utterances, count_values, order_speakers_by_value
+
+BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
+_TARGET_ROWS = 16  # of blocks of which only targets are used; more where a speaker has more
+_ROUNDED_BITS = {
+    torch.float64: 12,
+    torch.float32: 4,
+}  # last bits dropped, so that mathematically equal scores are equal
+
+
+class Block(NamedTuple):
+    """Scores ``(A, B)`` of some enrolment rows against some test rows.
+
+    ``is_target`` and ``is_trial`` ``(A, B)`` are None away from the diagonal, where all pairs are non-target trials.
+    """
+
+    rows: slice
+    columns: slice
+    scores: Tensor
+    is_target: Tensor | None = None
+    is_trial: Tensor | None = None
+
+
+class RowGroup(NamedTuple):
+    """Adjacent speakers whose enrolment rows are compared together, and the columns they are compared with."""
+
+    first_speaker: int
+    last_speaker: int  # exclusive
+    rows: range
+    same_columns: range  # test rows of the same speakers
+    other_columns: tuple[range, ...]  # test rows of other speakers of their group; every pair is compared once
+
+
+class PairBlocks:
+    """All trials of a condition.
+
+    Between two sides every pair of different recordings is a trial; within one side every unordered pair counts once.
+    Pairs of two groups are no trials, nor are pairs of one speaker from sessions that the condition leaves out. Both
+    sides are sorted by speaker, so only blocks near the diagonal hold targets and need masks.
+
+    Args:
+        enrolment: Enrolment side.
+        test: Test side; the same object where every utterance is on both.
+        num_speakers: How many speakers ``speaker_index`` counts.
+        scorer: How embeddings are compared.
+        condition: Which pairs of one speaker are trials.
+        processes: Processes that share the blocks, if these are many.
+        block_size: Rows and columns of a block.
+        keep_digits: Whether scores of few pairs are computed in float64 and rounded, so that those that are
+            mathematically equal compare as equal.
+    """
+
+    def __init__(
+        self,
+        enrolment: Utterances,
+        test: Utterances,
+        num_speakers: int,
+        scorer: Scorer,
+        condition: Condition,
+        processes: Processes = SINGLE_PROCESS,
+        block_size: int | None = None,
+        keep_digits: bool = True,
+    ) -> None:
+        self.is_exact = keep_digits and len(enrolment) * len(test) <= FEW_PAIRS
+        self.scorer, self.condition, self.num_speakers = scorer, condition, num_speakers
+        self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
+        self.block_size = block_size or (BLOCK_SIZE if enrolment.embeddings.device.type == "cpu" else 2 * BLOCK_SIZE)
+        self._group_rows = self.block_size
+        dtype = widest_affordable_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
+        centre = enrolment.embeddings.new_zeros(())
+        if scorer.is_shift_invariant and len(enrolment):
+            centre = widen(enrolment.embeddings[enrolment.value_order]).mean(dim=0)
+        self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
+        is_same_rows = enrolment is test
+        self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
+        self._dot_product_epsilon: Tensor | None = None
+        self._read_ends_and_groups(is_same_rows)
+
+    def _read_ends_and_groups(self, is_same_rows: bool) -> None:
+        """Copy from the device where each speaker's rows end and what group they are in; drop the kept blocks."""
+        self.is_same_rows, self._kept_blocks = is_same_rows, list[Block]()
+        sides = (self.enrolment, self.test)
+        ends = [count_values(side.speaker_index, self.num_speakers).cumsum(0) for side in sides]
+        group = torch.zeros_like(ends[0])
+        for side in sides:
+            if side.groups is not None:
+                group = group.scatter(0, side.speaker_index, side.groups)
+        self._row_ends, self._column_ends, self._groups = torch.stack([*ends, group]).tolist()
+
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs are compared; all but a few are trials."""
+        rows, columns = len(self.enrolment), len(self.test)
+        return rows * (rows - 1) // 2 if self.is_same_rows else rows * columns
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yield the blocks of this process."""
+        if self._kept_blocks:
+            yield from self._kept_blocks
+            return
+        for group in self.row_groups():
+            yield from self.blocks(group)
+
+    def round_and_keep_blocks(self) -> list[Block]:
+        """Return all blocks and keep them, rounded so that mathematically equal scores are equal."""
+        if not self._kept_blocks:
+            blocks = list(self)
+            # A power of two well above the rounding of a matrix product, whose order of sums depends on the block.
+            sizes = [block.scores.abs().nan_to_num(0, 0, 0).amax() for block in blocks if block.scores.numel()]
+            largest = torch.stack([self.enrolment.embeddings.new_zeros(()), *sizes]).amax()
+            unit = torch.finfo(largest.dtype).eps * 2 ** _ROUNDED_BITS[largest.dtype]
+            exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
+            self._dot_product_epsilon = torch.ldexp(torch.full_like(largest, unit), exponent)
+            self._kept_blocks = [block._replace(scores=self._round_scores(block.scores)) for block in blocks]
+        return self._kept_blocks
+
+    def _round_scores(self, scores: Tensor) -> Tensor:
+        unit = self._dot_product_epsilon
+        return scores if unit is None else (scores / unit).round_().mul_(unit)
+
+    def row_groups(self) -> Sequence[RowGroup]:
+        """Return groups of whole speakers, with about as many rows as a block has, that this process works on."""
+        groups, ends, columns, speaker = [], self._row_ends, [0, *self._column_ends], 0
+        while speaker < self.num_speakers:
+            start = ends[speaker - 1] if speaker else 0
+            group = self._groups[speaker]
+            first_of_group, last_of_group = bisect_left(self._groups, group), bisect_right(self._groups, group)
+            last = min(max(bisect_right(ends, start + self._group_rows), speaker + 1), last_of_group)
+            if ends[last - 1] > start:
+                same, after = range(columns[speaker], columns[last]), range(columns[last], columns[last_of_group])
+                before = () if self.is_same_rows else (range(columns[first_of_group], columns[speaker]),)
+                groups.append(RowGroup(speaker, last, range(start, ends[last - 1]), same, (*before, after)))
+            speaker = last
+        return self.processes.share(groups)
+
+    def blocks(self, group: RowGroup, has_targets: bool = False) -> Iterator[Block]:
+        """Yield the blocks of one group of rows; with ``has_targets`` those near the diagonal."""
+        if self._kept_blocks:
+            inside = (block for block in self._kept_blocks if block.rows.start in group.rows)
+            yield from (block for block in inside if block.is_target is not None or not has_targets)
+            return
+        sides = self.enrolment, self.test, self.condition, self.is_same_rows
+        for rows in self._cut_range(group.rows):
+            for columns in self._cut_range(group.same_columns):
+                if not self.is_same_rows or columns.stop > rows.start:
+                    yield Block(rows, columns, self.compare(rows, columns), *mark_group_trials(*sides, rows, columns))
+            for others in () if has_targets else group.other_columns:
+                for columns in self._cut_range(others):
+                    yield Block(rows, columns, self.compare(rows, columns))
+
+    def _cut_range(self, rows: range) -> Iterator[slice]:
+        size = self.block_size
+        return (slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size))
+
+    def compare(self, rows: slice | Tensor, columns: slice | Tensor) -> Tensor:
+        """Return the scores of some enrolment rows against some test rows."""
+        with torch.autocast(self.enrolment.embeddings.device.type, enabled=False):
+            return self._round_scores(
+                self.scorer.compare(self.enrolment.embeddings[rows], self.test.embeddings[columns])
+            )
+
+    def scores_and_labels(self, blocks: Sequence[Block] | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores and labels of the trials of some blocks, or of all that this process has, flat."""
+        empty = self.enrolment.embeddings.new_empty(0)
+        scores, labels = [empty], [empty.bool()]
+        for block in self if blocks is None else blocks:
+            if block.is_target is None or block.is_trial is None:
+                scores.append(block.scores.flatten())
+                labels.append(torch.zeros_like(scores[-1], dtype=torch.bool))
+            else:
+                scores.append(block.scores[block.is_trial])
+                labels.append(block.is_target[block.is_trial])
+        return torch.cat(scores), torch.cat(labels)
+
+    def nontarget_and_target_scores(self) -> tuple[Tensor, Tensor]:
+        """Return scores of the non-target and of the target trials of this process, flat; faster than by labels."""
+        nontargets, targets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
+        for block in self:
+            if block.is_target is None or block.is_trial is None:
+                nontargets.append(block.scores.flatten())
+            else:
+                nontargets.append(block.scores[~block.is_target & block.is_trial])
+                targets.append(block.scores[block.is_target & block.is_trial])
+        return torch.cat(nontargets), torch.cat(targets)
+
+    def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
+        """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`scores_and_labels`."""
+        parts = [self.enrolment.speaker_index.new_empty(2, 0)]
+        for block in self if blocks is None else blocks:
+            a, b = self.enrolment.speaker_index[block.rows], self.test.speaker_index[block.columns]
+            both = torch.stack(torch.meshgrid(a, b, indexing="ij"))
+            parts.append(both.flatten(1) if block.is_trial is None else both[:, block.is_trial])
+        return torch.cat(parts, dim=1)
+
+    def sample_scores(self, rows_per_side: int = 1024) -> Tensor:
+        """Return the score matrix of pairs of neighbours from each side: some targets, most non-targets."""
+        places = []
+        for side in (self.enrolment, self.test):
+            number = rows_per_side // 2
+            starts = torch.arange(number, device=side.speaker_index.device) * max(0, len(side) - 1) // number
+            pairs = torch.stack([starts, starts + 1], dim=1).flatten()
+            places.append(pairs if len(side) > rows_per_side else torch.arange(len(side), device=starts.device))
+        return self.compare(*places)
+
+    def repeat_on_every_process(self) -> PairBlocks:
+        """Return the same pairs, of which every process works through all blocks, not its share; for few blocks."""
+        pairs = copy(self)
+        pairs.processes = SINGLE_PROCESS
+        return pairs
+
+    def thin(self, max_pairs: int, side: Literal["test", "enrolment"] = "test") -> PairBlocks:
+        """Return the pairs with fewer rows on one side, evenly spaced by value; these pairs where they are few."""
+        stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
+        if stride < 2:
+            return self
+        rows: Utterances = getattr(self, side)
+        rows = rows.take(rows.value_order[::stride].sort().values)
+        return self._replace_sides(*((self.enrolment, rows) if side == "test" else (rows, self.test)))
+
+    def permute_speakers(self, shifts: Sequence[int]) -> PermutedPairBlocks:
+        """Return the pairs with the test rows of every speaker assigned to another one of the group, once per shift.
+
+        Speakers are shifted in an order of their embeddings, so labels have no influence. Target blocks of the result
+        hold trials of the permuted speakers.
+        """
+        order = order_speakers_by_value(self.num_speakers, self.test, self.enrolment)
+        group = torch.tensor(self._groups, device=order.device).unique(return_inverse=True)[1]
+        has_rows = count_values(self.test.speaker_index, self.num_speakers) > 0
+        # Within a group: speakers with test rows first, sorted by value.
+        order = order[(~has_rows[order]).to(torch.uint8).argsort(stable=True)]
+        order = order[group[order].argsort(stable=True)]
+        first = torch.searchsorted(group[order].contiguous(), group[order].contiguous())
+        size = torch.zeros_like(group).index_add(0, group, has_rows.long())[group[order]].clamp(min=1)
+        place = torch.arange(len(order), device=order.device) - first
+        turns = torch.tensor(shifts, device=order.device)[:, None]
+        target = torch.where(place < size, first + (place + turns) % size, first + place)
+        new_index = torch.empty_like(target).scatter(1, order.expand_as(target), order[target])
+        row = torch.arange(len(self.test), device=order.device).expand(len(shifts), -1).flatten()
+        shift = turns.expand(-1, len(self.test)).flatten()
+        speaker, new_speaker = self.test.speaker_index[row], new_index[:, self.test.speaker_index].flatten()
+        # A speaker alone in a group stays the same and is left out.
+        row, shift, speaker, new_speaker = (
+            column[new_speaker != speaker] for column in (row, shift, speaker, new_speaker)
+        )
+        by_speaker = new_speaker.argsort(stable=True)
+        side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
+        pairs = self._replace_sides(replace(self.enrolment, sessions=None), side)
+        pairs._group_rows = _TARGET_ROWS
+        return PermutedPairBlocks(pairs, speaker[by_speaker], shift[by_speaker])
+
+    def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
+        pairs = copy(self)
+        pairs.enrolment, pairs.test = enrolment, test
+        pairs._read_ends_and_groups(is_same_rows=False)
+        return pairs
+
+
+class PermutedPairBlocks(NamedTuple):
+    """Pairs whose test rows are assigned to other speakers; true speaker and shift of each test row, ``(R,)``."""
+
+    pairs: PairBlocks
+    true_speaker: Tensor
+    shift: Tensor
+
+
+def mark_group_trials(
+    a: Utterances,
+    b: Utterances,
+    condition: Condition,
+    is_same_rows: bool,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> tuple[Tensor, Tensor]:
+    """Return which pairs of enrolment and test rows of one group are target pairs, and which are trials, ``(A, B)``."""
+    is_target = a.speaker_index[rows, None] == b.speaker_index[None, columns]
+    if is_same_rows:
+        place = torch.arange(len(a), device=is_target.device)
+        is_trial = place[rows, None] < place[None, columns]
+    else:
+        is_trial = torch.ones_like(is_target)
+    if not is_same_rows or a.sessions is not None:
+        is_trial = is_trial & ~(is_target & (a.ids[rows, None] == b.ids[None, columns]))
+    if condition.target_sessions != "any" and a.sessions is not None and b.sessions is not None:
+        is_same = a.sessions[rows, None] == b.sessions[None, columns]
+        is_trial = is_trial & ~(is_target & (is_same if condition.target_sessions == "other" else ~is_same))
+    return is_target, is_trial
+
+
+def _sort_and_prepare(side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Utterances:
+    """Return a side sorted by speaker and by value, with its rows as they are compared."""
+    side = side.take(side.argsort_by(side.speaker_index))
+    return replace(side, embeddings=prepare_rows(side.embeddings, scorer, centre, dtype))

@@ -1,0 +1,180 @@
+"""Similarity of all pairs of speakers, diagonal dominance, de-identification and voice distinctiveness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
+
+from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_scores
+from vpmetrics._scores.pair_blocks import PairBlocks, RowGroup
+from vpmetrics._scores.scorers import Scorer
+from vpmetrics._util.dtypes import result_dtype, wide_dtype
+from vpmetrics._util.validation import warn_undefined
+from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._utterances.utterances import EvaluationData, count_values
+
+SIMILARITIES = ("geometric", "sigmoid")
+_MOST_SPEAKERS = 2048  # of more speakers, a report keeps no matrix for its figures
+
+
+class SimilarityMatrices(NamedTuple):
+    """Similarities ``(S, S)`` of all pairs of speakers: rows by the first letter, columns by the second."""
+
+    oo: Tensor
+    op: Tensor
+    pp: Tensor
+    speakers: Tensor
+
+
+class SimilaritySummary(NamedTuple):
+    """Sums over a similarity matrix, and its :func:`vpmetrics.functional.diagonal_dominance`."""
+
+    within_speaker: Tensor  # (S,), similarity of each speaker to itself
+    between_speakers: Tensor  # (S,), mean similarity to others
+    dominance: Tensor  # of similarities
+    dominance_log: Tensor  # of their logarithms
+    pair_sums: Tensor  # (3, S), of 1, similarities and their logarithms over the pairs with others, on either side
+
+
+def compute_matrices(
+    data: EvaluationData,
+    similarity: str,
+    scorer: Scorer,
+    bandwidth: float | None = None,
+    conditions: tuple[str, ...] = WITHOUT_SESSIONS,
+) -> SimilarityMatrices:
+    """Return the matrices of some conditions, speakers ascending; NaN for others and where a side is missing."""
+    dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
+    count = len(data.speakers)
+    if count == 0:
+        warn_undefined("There are no utterances.")
+    order = data.speakers.argsort(stable=True)
+    matrices: list[Tensor] = []
+    for name in WITHOUT_SESSIONS:
+        enrolment, test = data.sides(CONDITIONS[name])
+        matrix = torch.full((count, count), torch.nan, dtype=dtype, device=data.speakers.device)
+        if name in conditions and len(enrolment) and len(test):
+            pairs = PairBlocks(
+                enrolment, test, count, scorer, CONDITIONS[name], data.processes, keep_digits=bandwidth is None
+            )
+            rows = _similarity_rows(pairs, collect_pair_scores(pairs, bandwidth), similarity)
+            matrix = _join_rows(pairs, rows).to(dtype)[order][:, order]
+        matrices.append(matrix)
+    oo, op, pp = matrices
+    return SimilarityMatrices(oo, op, pp, data.speakers[order])
+
+
+def mean_score_matrix(pairs: PairBlocks) -> Tensor:
+    """Return the mean score of every pair of speakers, ``(S, S)``."""
+    return _join_rows(pairs, _pair_means(pairs, lambda scores: scores))
+
+
+def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> Tensor:
+    """Return the matrix ``(S, S)`` of the rows of all processes; within one side with both halves."""
+    device = pairs.enrolment.speaker_index.device
+    matrix = torch.full((pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device)
+    for group, means in parts:
+        matrix[group.first_speaker : group.last_speaker] = means
+    if pairs.processes.world_size > 1:
+        # Whatever a process did not compute is -inf, and the largest of all processes is the value.
+        (matrix,) = pairs.processes.all_reduce(torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX")
+        matrix = torch.where(matrix == -torch.inf, torch.nan, matrix)
+    return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_same_rows else matrix
+
+
+def _similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Iterator[tuple[RowGroup, Tensor]]:
+    """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where there is no trial."""
+    llr = scores.laplace_llr_of_steps()
+    is_geometric = similarity == "geometric"
+    find = scores.make_finder([logsigmoid(llr) if is_geometric else llr])
+    for group, means in _pair_means(pairs, lambda block_scores: find(block_scores)[0]):
+        yield group, means.exp() if is_geometric else means.sigmoid()
+
+
+def _pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[RowGroup, Tensor]]:
+    """Yield means ``(v, S)``, over trials, of a function of scores, for the speakers of a row group and all speakers.
+
+    Where both sides are the same utterances, every pair of speakers appears once, in ascending order.
+    """
+    rows, columns = pairs.enrolment.speaker_index, pairs.test.speaker_index
+    dtype = wide_dtype(rows.device)
+    for group in pairs.row_groups():
+        size = group.last_speaker - group.first_speaker
+        sums, counts = (torch.zeros(size, pairs.num_speakers, dtype=dtype, device=rows.device) for _ in range(2))
+        row_counts = count_values(rows[group.rows.start : group.rows.stop] - group.first_speaker, size)
+        for others in group.other_columns:
+            counts += row_counts[:, None] * count_values(columns[others.start : others.stop], pairs.num_speakers)
+        for block in pairs.blocks(group):
+            values = values_of(block.scores.clone() if pairs.is_exact else block.scores).to(dtype)
+            parts = [(sums, values)]
+            if block.is_trial is not None:
+                parts = [(sums, values.masked_fill(~block.is_trial, 0)), (counts, block.is_trial.to(dtype))]
+            for total, part in parts:
+                by_row = part.new_zeros(size, part.shape[1]).index_add(0, rows[block.rows] - group.first_speaker, part)
+                total.index_add_(1, columns[block.columns], by_row)
+        yield group, torch.where(counts > 0, sums / counts, torch.nan)
+
+
+def summarise_similarity(
+    pairs: PairBlocks, scores: ConditionScores, similarity: str
+) -> tuple[SimilaritySummary, Tensor | None]:
+    """Return sums over the similarity matrix of one condition, and the matrix if it has at most 2048 rows."""
+    has_matrix, device = pairs.num_speakers <= _MOST_SPEAKERS, pairs.test.ids.device
+    sums = torch.zeros(3, 3, pairs.num_speakers, dtype=wide_dtype(device), device=device)
+    rows: list[tuple[RowGroup, Tensor]] = []
+    for group, means in _similarity_rows(pairs, scores, similarity):
+        sums = sums + _sum_rows(means, group.first_speaker)
+        if has_matrix:
+            rows.append((group, means.detach()))
+    (sums,) = pairs.processes.all_reduce(sums)
+    return _summarise_sums(sums, pairs.is_same_rows), _join_rows(pairs, rows) if has_matrix else None
+
+
+def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
+    """Return sums of 1, similarities and their logarithms of some rows ``(v, S)``, ``(3, 3, S)``.
+
+    First index: 0 the diagonal, 1 row sums, 2 column sums, both without the diagonal. Row 0 is ``first_speaker``.
+    """
+    each = torch.stack([torch.ones_like(similarities), similarities, similarities.log2()])
+    each = torch.where(similarities.isnan(), 0, each)
+    margins = first_speaker, each.shape[2] - first_speaker - each.shape[1]
+    within = pad(each.diagonal(first_speaker, dim1=1, dim2=2), margins)
+    return torch.stack([within, pad(each.sum(2), margins) - within, each.sum(1) - within])
+
+
+def _summarise_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
+    (counts, within, log_within), of_rows, of_columns = sums
+    within, log_within = within / counts, log_within / counts
+    # If both sides are the same utterances, a pair appears once and counts for both of its speakers.
+    pair_sums = of_rows + of_columns
+    compared, alike, _ = pair_sums if has_unordered_pairs else of_rows
+    number, total, log_total = of_rows.sum(1)
+    dominance = (within.nanmean() - total / number).abs(), log_within.nanmean() - log_total / number
+    return SimilaritySummary(within, alike / compared, *dominance, pair_sums)
+
+
+def summarise_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
+    """Return sums over a matrix; ``has_unordered_pairs``: the matrix is symmetric, each pair counts once."""
+    is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & has_unordered_pairs
+    return _summarise_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), has_unordered_pairs)
+
+
+def diagonal_and_row_means(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the diagonal ``(S,)`` of a matrix, and the mean of each row without it."""
+    others = matrix.detach().clone().fill_diagonal_(torch.nan)
+    return matrix.detach().diagonal(), others.nanmean(1)
+
+
+def dominance_ratio(dominance: Tensor, original: Tensor) -> Tensor:
+    """Return diagonal dominance relative to original speech; NaN and one warning if that has none."""
+    # The means of equal similarities may differ in the last digits.
+    digits = 16 * torch.finfo(original.dtype).eps
+    original = torch.where(original > digits, original, torch.nan)
+    ratio = torch.where(dominance <= digits, 0, dominance) / original
+    reason = "The matrix of original speech has no dominant diagonal: too few or too similar speakers."
+    warn_undefined(reason, ratio.isnan())
+    return ratio

@@ -1,0 +1,1 @@
+"""What every layer uses: types, argument checks, processes, descriptions of numbers."""

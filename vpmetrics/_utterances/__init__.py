@@ -1,0 +1,1 @@
+"""Utterances with their labels, and the conditions they are compared in."""

@@ -1,0 +1,441 @@
+"""Accumulated utterances: columns of embeddings and labels, and the two sides that trials are formed from."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
+from vpmetrics._util.dtypes import at_least_float32, wide_dtype, widen
+from vpmetrics._util.validation import (
+    check_embeddings,
+    check_finite_embeddings,
+    check_recordings,
+    warn_if,
+    warn_undefined,
+)
+from vpmetrics._utterances.conditions import Condition
+
+# Flags of a row, as bits of one integer: which columns were given for it.
+_HAS_ORIGINAL, _HAS_PROTECTED, _HAS_UTTERANCE, _HAS_REFERENCE, _IS_REFERENCE, _HAS_SESSION, _HAS_GROUP = (
+    1 << bit for bit in range(7)
+)
+_ENTRIES_AT_ONCE = 1 << 20  # entries of embeddings widened at a time
+
+
+class UtteranceColumns(NamedTuple):
+    """Utterances as metrics store them: one row each in every column, with flags for the columns that were given."""
+
+    original: Tensor
+    protected: Tensor
+    speakers: Tensor
+    utterances: Tensor
+    sessions: Tensor
+    groups: Tensor
+    row_flags: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Utterances:
+    """One side, original or protected.
+
+    ``embeddings`` ``(N, D)``; ``speakers`` ``(N,)``, labels; ``ids`` ``(N,)``, the same for one recording on both
+    sides; ``speaker_index`` ``(N,)``, the row of :attr:`EvaluationData.speakers`; ``is_reference``, ``sessions``,
+    ``groups`` ``(N,)``, or None where they were not given.
+    """
+
+    embeddings: Tensor
+    speakers: Tensor
+    ids: Tensor
+    speaker_index: Tensor
+    is_reference: Tensor | None = None
+    sessions: Tensor | None = None
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.speaker_index)
+
+    def take(self, rows: Tensor | slice) -> Utterances:
+        """Return some of the rows, by index, mask or slice."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return Utterances(*(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """One number per row, a function of its embedding only, see :func:`row_sort_keys`."""
+        return row_sort_keys(self.embeddings)
+
+    @cached_property
+    def value_order(self) -> Tensor:
+        """Indices of the rows, in an order that depends only on their embeddings."""
+        return self.keys.argsort(stable=True)
+
+    def argsort_by(self, numbers: Tensor) -> Tensor:
+        """Return row indices sorted by ``numbers (N,)``; rows with equal numbers are sorted by embedding."""
+        return self.value_order[numbers[self.value_order].argsort(stable=True)]
+
+
+class EvaluationData(NamedTuple):
+    """Both sides and their speakers.
+
+    ``speakers`` ``(S,)`` are the labels that ``speaker_index`` refers to. With groups, a speaker in two groups counts
+    as two, and those of one group have adjacent indices. ``processes`` share the work.
+    """
+
+    original: Utterances
+    protected: Utterances
+    speakers: Tensor
+    processes: Processes = SINGLE_PROCESS
+
+    def sides(
+        self, condition: Condition, references_per: Literal["utterance", "speaker"] | None = None
+    ) -> tuple[Utterances, Utterances]:
+        """Return the enrolment and the test side of a condition; the same object where every utterance is on both.
+
+        With ``references_per``, utterances marked by ``is_reference`` are enrolled, each one or their mean per speaker,
+        and all others are tested.
+        """
+        first, second = getattr(self, condition.enrolment), getattr(self, condition.test)
+        if condition.target_sessions != "any" and second.sessions is None:
+            warn_undefined(f"Condition {condition.name!r} requires `sessions`.")
+            return first.take(slice(0, 0)), second.take(slice(0, 0))
+        if references_per is None or first.is_reference is None or second.is_reference is None:
+            return first, second
+        references, tests = first.take(first.is_reference), second.take(~second.is_reference)
+        if references_per == "speaker":
+            references = average_by_speaker(references, by_session=condition.target_sessions != "any")
+        return references, tests
+
+    def groups(self) -> list[int]:
+        """Return all groups, ascending; an empty list where none were given."""
+        columns = [side.groups for side in (self.original, self.protected) if side.groups is not None]
+        return torch.unique(torch.cat(columns)).tolist() if columns else []
+
+    def by_group(self) -> list[EvaluationData]:
+        """Return the data of each group, or the data as they are without two groups."""
+        groups = self.groups()
+        return [self] if len(groups) < 2 else [self.of_group(group) for group in groups]
+
+    def of_group(self, group: int) -> EvaluationData:
+        """Return the utterances of one group."""
+        sides = (side if side.groups is None else side.take(side.groups == group) for side in self[:2])
+        ungrouped = (replace(side, groups=None) for side in sides)
+        return index_speakers_by_group(*ungrouped)._replace(processes=self.processes)
+
+
+def encode_labels(labels: Any) -> Tensor:
+    """Return an integer for each label, the same for the same string in every batch, process and run.
+
+    Args:
+        labels: Strings or integers: a list, a tuple, a NumPy array or a tensor. Strings become 63-bit hashes.
+
+    Returns:
+        int64 tensor of the same length.
+
+    Example:
+        >>> first, second, third = encode_labels(["p225", "p226", "p225"])
+        >>> bool(first == third), bool(first == second)
+        (True, False)
+    """
+    return encode_column("labels", labels)
+
+
+def encode_column(name: str, labels: Any) -> Tensor:
+    """Encode labels as :func:`encode_labels` does; errors call them ``name``. Tensors are returned as they are."""
+    if isinstance(labels, Tensor):
+        return labels
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
+        return torch.from_numpy(labels.astype(bool if labels.dtype.kind == "b" else np.int64))
+    values = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+    if values and all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
+        return torch.stack([value.flatten()[0] for value in values])
+    if missing := sum(value is None or (isinstance(value, float) and math.isnan(value)) for value in values):
+        raise TypeError(f"Expected `{name}` to be integers or strings, but {missing} of {len(values)} are missing.")
+    if not all(isinstance(value, (str, int)) for value in values):
+        kinds = sorted({type(value).__name__ for value in values if not isinstance(value, (str, int))})
+        raise TypeError(f"Expected `{name}` to be integers or strings, but got {', '.join(kinds)[:80]}.")
+    if all(isinstance(value, bool) for value in values) and values:
+        return torch.tensor(values)
+    if not any(isinstance(value, str) for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    texts = (str(value).encode("utf-8", "surrogatepass") for value in values)
+    digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64)
+
+
+def as_squeezed_tensor(value: Any, name: str) -> Any:
+    """Return a NumPy array as a tensor, and ``(B, 1, D)`` as ``(B, D)``; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f":
+            raise TypeError(f"Expected `{name}` to have a floating dtype, but got {value.dtype}.")
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    return value.squeeze(1) if isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == 1 else value
+
+
+def pack_utterances(
+    original: Tensor | None = None,
+    protected: Tensor | None = None,
+    speakers: Tensor | None = None,
+    is_reference: Tensor | None = None,
+    utterances: Tensor | None = None,
+    sessions: Tensor | None = None,
+    groups: Tensor | None = None,
+    *,
+    width: int | None = None,
+    validate_values: bool = False,
+) -> UtteranceColumns:
+    """Return validated arguments of ``update`` as columns that keep their graph.
+
+    A missing side is stored as zeros, without its flag. ``width`` is that of earlier batches.
+    ``validate_values`` forces a GPU sync.
+    """
+    original, protected = as_squeezed_tensor(original, "original"), as_squeezed_tensor(protected, "protected")
+    rows = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
+    columns = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
+    columns |= {"is_reference": is_reference}
+    for name, column in columns.items():  # a default collate yields lists of strings
+        if isinstance(column, (list, tuple, np.ndarray)) and rows is not None:
+            columns[name] = encode_column(name, column).to(rows.device)
+    speakers, utterances, sessions, groups, is_reference = columns.values()
+    integer_columns = {"utterances": utterances, "sessions": sessions, "groups": groups}
+    check_embeddings(original, protected, speakers, is_reference, integer_columns, width)
+    assert rows is not None
+    assert speakers is not None
+    if validate_values:
+        check_finite_embeddings(original, protected)
+        if utterances is not None:
+            check_recordings(utterances, speakers=speakers, groups=groups)
+    zeros = at_least_float32(rows).detach().new_zeros(rows.shape)
+    first, second = (zeros if side is None else side for side in (original, protected))
+    wide = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
+    labels = speakers.to(torch.int64)
+    flags = {_HAS_ORIGINAL: original, _HAS_PROTECTED: protected, _HAS_REFERENCE: is_reference}
+    flags |= {_HAS_UTTERANCE: utterances, _HAS_SESSION: sessions, _HAS_GROUP: groups}
+    row_flags = torch.full_like(labels, sum(bit for bit, x in flags.items() if x is not None), dtype=torch.uint8)
+    if is_reference is not None:
+        row_flags = row_flags + is_reference.to(torch.uint8) * _IS_REFERENCE
+    integers = (torch.zeros_like(labels) if x is None else x.to(torch.int64) for x in integer_columns.values())
+    recordings, session_labels, group_labels = integers
+    sides = first.to(wide), second.to(wide)
+    return UtteranceColumns(*sides, labels, recordings, session_labels, group_labels, row_flags)
+
+
+def check_speaker_per_recording(columns: UtteranceColumns) -> None:
+    """Raise if one recording has two speakers or groups; ``update`` checks this only within a batch."""
+    has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
+    check_recordings(columns.utterances[has_id], speakers=columns.speakers[has_id], groups=columns.groups[has_id])
+
+
+def deduplicate_and_index(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+    """Return both sides of stored utterances, with the first row of every recording, and their speakers numbered."""
+    count = len(columns.speakers)
+    has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
+    # An utterance without an id counts as a separate recording.
+    unnamed = torch.arange(count, 2 * count, device=columns.speakers.device)
+    ids = torch.where(has_id, torch.unique(columns.utterances, return_inverse=True)[1], unnamed)
+    bits = (_HAS_REFERENCE, _HAS_SESSION, _HAS_GROUP)
+    has_column = torch.stack([(columns.row_flags & bit).any() for bit in bits]).tolist()
+    values = (columns.row_flags & _IS_REFERENCE) != 0, columns.sessions, columns.groups
+    optional = [value if is_known else None for value, is_known in zip(values, has_column, strict=True)]
+    # One recording protected in two sessions counts as two protected recordings, but as one original.
+    drawn = ids
+    if optional[1] is not None:
+        drawn = torch.unique(torch.stack([ids, columns.sessions]), dim=1, return_inverse=True)[1]
+    sides = []
+    originals, versions = (columns.original, ids, _HAS_ORIGINAL), (columns.protected, drawn, _HAS_PROTECTED)
+    for embeddings, recordings, bit in (originals, versions):
+        kept = _find_first_rows(recordings, (columns.row_flags & bit) != 0)
+        side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
+        sides.append(side if len(kept) == count else side.take(kept))
+    data = index_speakers_by_group(sides[0], sides[1])._replace(processes=processes)
+    name, side = ("original", data.original) if len(data.original) else ("protected", data.protected)
+    text = (
+        f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler repeats "
+        "utterances, pass `utterances=` so that each counts once."
+    )
+    warn_if(count_duplicates(side), lambda copies: text.format(copies) if 0 < copies < len(side) - 1 else None)
+    return data
+
+
+def index_speakers_by_group(original: Utterances, protected: Utterances) -> EvaluationData:
+    """Return both sides with numbered speakers, consecutive within a group; a speaker of two groups has two numbers."""
+    speakers = torch.cat([original.speakers, protected.speakers])
+    names, place = torch.unique(speakers, return_inverse=True)
+    if original.groups is not None and protected.groups is not None:
+        groups = torch.unique(torch.cat([original.groups, protected.groups]), return_inverse=True)[1]
+        codes, place = torch.unique(groups * len(names) + place, return_inverse=True)
+        names = names[codes % max(1, len(names))]
+    first, second = place.split([len(original), len(protected)])
+    return EvaluationData(replace(original, speaker_index=first), replace(protected, speaker_index=second), names)
+
+
+def count_duplicates(side: Utterances) -> Tensor:
+    """Return how many embeddings equal another one of their speaker. Two recordings never have equal embeddings."""
+    vectors, one, other = side.embeddings.detach(), side.value_order[1:], side.value_order[:-1]
+    is_same = side.speakers[one] == side.speakers[other]
+    step = max(1, _ENTRIES_AT_ONCE // max(1, vectors.shape[1]))
+    for a, b, both in zip(one.split(step), other.split(step), is_same.split(step), strict=True):
+        both &= (vectors[a] == vectors[b]).all(1)
+    return is_same.sum()
+
+
+def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
+    """Return the mean of every speaker's rows, within a group and, on request, within a session."""
+    place, first = combination_index_and_first_rows(side, "groups", *(["sessions"] if by_session else []))
+    sums = widen(side.embeddings).new_zeros(len(first), side.embeddings.shape[1])
+    sums = sums.index_add(0, place, widen(side.embeddings))
+    means = sums / count_values(place, len(first)).unsqueeze(1)
+    # Ids below those of all recordings: a mean is no recording.
+    ids = -1 - torch.arange(len(first), device=place.device)
+    return replace(side.take(first), embeddings=means.to(side.embeddings.dtype), ids=ids)
+
+
+def combination_index_and_first_rows(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
+    """Return the index of each row's combination of speaker and columns that are not None, and each one's first row."""
+    given = [side.speakers, *(column for name in columns if (column := getattr(side, name)) is not None)]
+    combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
+    first = torch.full((combinations.shape[1],), len(place), device=place.device)
+    return place, first.scatter_reduce(0, place, torch.arange(len(place), device=place.device), "amin")
+
+
+def find_indices(distinct_values: Tensor, wanted: Tensor) -> Tensor:
+    """Return the index of each wanted value among distinct values in any order; -1 where it is missing."""
+    if len(distinct_values) == 0:
+        return torch.full_like(wanted, -1)
+    ordered, order = distinct_values.sort()
+    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(ordered) - 1)
+    return torch.where(ordered[place] == wanted, order[place], -1)
+
+
+def take_evenly(order: Tensor, max_count: int) -> Tensor:
+    """Return at most ``max_count`` entries, evenly spaced."""
+    count = min(max_count, len(order))
+    return order[torch.arange(count, device=order.device) * len(order) // max(1, count)]
+
+
+def count_values(values: Tensor, count: int) -> Tensor:
+    """Return how often each of ``0 ... count - 1`` occurs; unlike bincount without a GPU sync."""
+    return torch.zeros(count, dtype=torch.int64, device=values.device).index_add_(0, values, torch.ones_like(values))
+
+
+def add_counts(counts: Tensor, slots: Tensor) -> None:
+    """Add 1 at every slot, in place, without a tensor of ones."""
+    counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
+
+
+def row_sort_keys(embeddings: Tensor) -> Tensor:
+    """Return a floating number per row, ``(N,)``, to sort rows by: equal for equal rows, and hardly ever for others."""
+    weights = torch.arange(embeddings.shape[1], device=embeddings.device, dtype=wide_dtype(embeddings.device)).cos()
+    step = max(1, _ENTRIES_AT_ONCE // max(1, embeddings.shape[1]))
+    parts = [(widen(rows) * weights).sum(1) for rows in embeddings.detach().split(step)]
+    return torch.cat([weights.new_empty(0), *parts])
+
+
+def sort_keys_of_means(side: Utterances, place: Tensor, count: int) -> Tensor:
+    """Return the sort key of the mean of the rows at each place, ``(count,)``; the order of rows does not matter."""
+    sums = side.embeddings.new_zeros(count, side.embeddings.shape[1], dtype=wide_dtype(place.device))
+    # Rows in an order of their values: rounding of a sum depends on the order.
+    step = max(1, _ENTRIES_AT_ONCE // max(1, side.embeddings.shape[1]))
+    for rows in side.value_order.split(step):
+        sums.index_add_(0, place[rows], widen(side.embeddings.detach()[rows]))
+    return row_sort_keys(sums / count_values(place, count).clamp(min=1)[:, None])
+
+
+def lexsort_columns(*columns: Tensor) -> Tensor:
+    """Return row indices sorted by the last column, then by the one before, and so on, as ``numpy.lexsort`` does."""
+    order = columns[0].argsort(stable=True)
+    for column in columns[1:]:
+        order = order[column[order].argsort(stable=True)]
+    return order
+
+
+def hash_values(keys: Tensor, place: Tensor, count: int) -> Tensor:
+    """Return the sum of hashes of the keys at each place, ``(count,)`` integers, whatever the order of the keys."""
+    # Bits of 0.0 and -0.0 differ. Overflow is intended.
+    bits = (keys + 0.0).view(torch.int64 if keys.dtype == torch.float64 else torch.int32).long()
+    for _ in range(2):
+        bits = bits * -7046029254386353131
+        bits = bits ^ (bits >> 32)
+    return torch.zeros(count, dtype=torch.int64, device=keys.device).index_add(0, place, bits)
+
+
+def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
+    """Return speaker indices in an order of the means of their rows on the first side, whatever their labels.
+
+    Ties are broken by the rows of the speaker on this side, then by the next side.
+    """
+    columns = []
+    for side in sides:
+        columns.append(sort_keys_of_means(side, side.speaker_index, count))
+        columns.append(hash_values(side.keys, side.speaker_index, count))
+    return lexsort_columns(*reversed(columns))
+
+
+def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
+    """Return the data with sessions numbered by their embeddings, so that their names change no result.
+
+    Sessions without protected speech have higher numbers.
+    """
+    sides = data.original, data.protected
+    given = [side.sessions for side in sides if side.sessions is not None]
+    if not given:
+        return data
+    names = torch.cat(given).unique()
+    if data.protected.sessions is not None:
+        place = find_indices(names, data.protected.sessions)
+        is_missing = count_values(place, len(names)) == 0
+        # Sessions of equal protected speech are in an order of the original speech of their recordings.
+        row = find_indices(data.original.ids, data.protected.ids)
+        found = row >= 0
+        tables = [
+            hash_values(data.original.keys[row[found]], place[found], len(names)),
+            hash_values(data.protected.keys, place, len(names)),
+            sort_keys_of_means(data.protected, place, len(names)),
+        ]
+        number = lexsort_columns(*tables, is_missing.to(torch.uint8)).argsort()
+    else:
+        number = torch.arange(len(names), device=names.device)
+    first, second = (
+        side if side.sessions is None else replace(side, sessions=number[find_indices(names, side.sessions)])
+        for side in sides
+    )
+    return data._replace(original=first, protected=second)
+
+
+def split_sessions(data: EvaluationData, max_rows: int = 2048) -> tuple[EvaluationData, EvaluationData]:
+    """Return the protected utterances of half of every speaker's sessions and of the other half; originals in both.
+
+    Speakers with one session are left out. Of each side ``max_rows`` are taken at most, evenly spaced by value.
+    """
+    side = number_sessions_by_value(data).protected
+    if side.sessions is None:
+        raise ValueError("Expected `sessions`, but got None: a calibration is fitted on some and used on others.")
+    pairs, place = torch.unique(torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True)
+    count = count_values(pairs[0], len(data.speakers))
+    turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
+    is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
+    original = thin_rows(data.original, max_rows)
+    halves = (thin_rows(side.take(has_several & half), max_rows) for half in (~is_later, is_later))
+    first, second = (index_speakers_by_group(original, half) for half in halves)
+    return first, second
+
+
+def thin_rows(side: Utterances, max_rows: int) -> Utterances:
+    """Return at most ``max_rows`` rows, evenly spaced by value."""
+    return side if len(side) <= max_rows else side.take(take_evenly(side.value_order, max_rows))
+
+
+def _find_first_rows(ids: Tensor, is_present: Tensor) -> Tensor:
+    """Return indices of the first present row of every id, ascending."""
+    rows = is_present.nonzero().flatten()
+    rows = rows[ids[rows].argsort(stable=True)]
+    is_first = torch.ones_like(rows, dtype=torch.bool)
+    is_first[1:] = ids[rows].diff() != 0
+    return rows[is_first].sort().values

@@ -1,0 +1,1 @@
+"""Files of embeddings, scores, trial lists and challenge folders."""

@@ -1,0 +1,318 @@
+"""Arrays from files of embeddings, one reader per format; the suffix of a file tells its format."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+from kaldiio.matio import read_kaldi, read_token
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+
+from vpmetrics._util.inputs import (
+    Array,
+    InputError,
+    check_unpacked_size,
+    describe_error,
+    format_suffix,
+    open_unpacked,
+    quote,
+    record_file,
+    shorten,
+)
+from vpmetrics.readers.trial_files import read_map
+
+_UTTERANCE_KEYS = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
+VECTOR_FILE = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
+_NUMBERED_COLUMN = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
+_KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
+
+
+NamedVector = tuple[str, Array, str]  # the utterance, its vector, and the place that an error names
+
+
+class Arrays(NamedTuple):
+    """The arrays of a file by name, under no name where it holds a single one, and the names of their rows."""
+
+    by_name: dict[str, Array]
+    utterances: list[str] | None = None
+
+
+def read_arrays(path: str, file_format: str | None = None) -> Arrays:
+    """Read all arrays of a file, or of a folder with one file per utterance.
+
+    ``file_format``: a key of ``READERS``, where the file name does not end in it.
+    """
+    file_format = file_format or format_suffix(path)
+    if Path(path).is_dir():
+        arrays, file_format = _read_folder_of_vectors(Path(path)), "folder"
+    elif file_format not in READERS:
+        raise InputError(f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's", path)
+    else:
+        arrays = _read_file(path, file_format)
+    shapes = [f"{name} {' x '.join(map(str, values.shape))}".strip() for name, values in arrays.by_name.items()]
+    named = "" if arrays.utterances is None else ", named rows"
+    record_file(path, f"{file_format}: {', '.join(shapes[:8])}{named}")
+    return arrays
+
+
+def _read_file(path: str, file_format: str) -> Arrays:
+    with open_unpacked(path) as file:
+        check_unpacked_size(file, path)
+        try:
+            return READERS[file_format](file, path)
+        except (InputError, ModuleNotFoundError):
+            raise
+        except Exception as error:  # whatever libraries raise for a damaged file
+            raise InputError(f"is not a readable .{file_format} file ({describe_error(error)})", path) from None
+
+
+def _read_folder_of_vectors(folder: Path) -> Arrays:
+    """Read the vectors of a challenge's folder, or one ``.npy`` or ``.pt`` file per utterance, named by its stem."""
+    if (folder / VECTOR_FILE).is_file():
+        return read_arrays(str(folder / VECTOR_FILE))
+    vectors, files = [], sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
+    if not files:
+        expected = "recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file per utterance"
+        raise InputError(f"expected {expected}, but got neither", folder)
+    has_unique_stems = len({path.stem for path in files}) == len(files)
+    for path in files:
+        by_name = _read_file(str(path), path.suffix[1:]).by_name
+        if set(by_name) != {""}:
+            raise InputError("expected one vector, but got several arrays", path)
+        name = path.stem if has_unique_stems else path.relative_to(folder).with_suffix("").as_posix()
+        vectors.append((name, by_name[""].squeeze(), str(path)))
+    return _stack_vectors(vectors, str(folder))
+
+
+def _stack_vectors(vectors: Iterable[NamedVector], path: str) -> Arrays:
+    names, rows = [], list[Array]()
+    for name, vector, where in vectors:
+        names.append(name)
+        rows.append(vector)
+        if vector.ndim != 1 or vector.shape != rows[0].shape:
+            got = f"shapes {rows[0].shape} of {quote(names[0])} and {vector.shape} of {quote(name)}"
+            raise InputError(f"expected one vector per utterance, all of one length, but got {got}", where)
+    if not rows:
+        raise InputError("expected vectors, but got an empty file", path)
+    return Arrays({"": np.stack(rows)}, names)
+
+
+def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
+    """Return the arrays of a file by name; vectors named by utterance become the rows of one array."""
+    converted = {str(name): _as_array(values, f"{path}:{name}" if name else path) for name, values in content.items()}
+    arrays = {name: values for name, values in converted.items() if values is not None}
+    is_dictionary = bool(arrays) and "" not in arrays
+    for values in arrays.values():
+        is_vector = values.ndim == 1 or values.shape[:1] == (1,)
+        is_dictionary &= is_vector and values.dtype.kind == "f" and values.size > 1
+    if is_dictionary:
+        return _stack_vectors(((name, values.reshape(-1), path) for name, values in arrays.items()), path)
+    for name in _UTTERANCE_KEYS:
+        key = next((key for key in arrays if key.lower() == name), None)
+        if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "US":
+            return Arrays(arrays, arrays[key].astype(str).tolist())
+    return Arrays(arrays)
+
+
+def _as_array(values: Any, where: str) -> Array | None:
+    """Convert what a library has read to an array; return None for anything else, such as a text."""
+    if isinstance(values, (list, tuple)) and len(values) and all(isinstance(value, Tensor) for value in values):
+        if any(value.shape != values[0].shape for value in values):
+            kind = type(values).__name__
+            raise InputError(f"holds a {kind} of tensors of several shapes; save a dictionary of tensors", where)
+        values = torch.stack(tuple(values))
+    if isinstance(values, Tensor):
+        if values.is_quantized or values.layout != torch.strided:
+            got = "a quantised tensor" if values.is_quantized else "a sparse tensor"
+            remedy = "dequantize()" if values.is_quantized else "to_dense()"
+            raise InputError(f"expected a dense tensor of numbers, but got {got}; save its .{remedy}", where)
+        values = values.detach().cpu()
+        # NumPy has neither bfloat16 nor floats of 8 bits.
+        is_known = values.dtype in (torch.float16, torch.float32, torch.float64) or not values.is_floating_point()
+        return np.asarray((values if is_known else values.float()).numpy())
+    is_list = isinstance(values, (list, tuple)) and len(values)
+    return np.asarray(values) if is_list or isinstance(values, np.ndarray) else None
+
+
+def _read_numpy(file: BinaryIO, path: str) -> Arrays:
+    where, arrays = path, {}
+    try:
+        content = np.load(file, allow_pickle=False)
+        for name in [""] if isinstance(content, np.ndarray) else content.files:
+            where = f"{path}:{name}" if name else path
+            arrays[name] = content[name] if name else content
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        advice = "save numbers or text, as np.array(names, dtype=str)"
+        raise InputError(f"holds Python objects, which are not read; {advice}", where) from None
+    return _collect_arrays(arrays, path)
+
+
+def _read_torch(file: BinaryIO, path: str) -> Arrays:
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError:  # PyTorch's own message advises to load the file without protection
+        got = "other objects than tensors, numbers and texts"
+        raise InputError(f"holds {got}; save tensors, or use .npz", path) from None
+    if isinstance(content, tuple) or (isinstance(content, list) and not all(isinstance(v, Tensor) for v in content)):
+        got = f"a {type(content).__name__} of {len(content)}"
+        expected = "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
+        raise InputError(f"expected {expected}, but got {got}", path)
+    arrays = _collect_arrays(content if isinstance(content, Mapping) else {"": content}, path)
+    index, speaker_list = (Path(path).with_name(name) for name in ("id2idx", "idx2spk"))
+    is_matrix = set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
+    if not is_matrix or not index.is_file():
+        return arrays
+    # The rows of a challenge's file have any order: two lists in the same folder hold their names and speakers.
+    row_of, rows = read_map(index, "utterance row"), list(map(str, range(len(arrays.by_name[""]))))
+    if sorted(row_of.values()) != sorted(rows):
+        got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
+        raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
+    utterance_of = {row: utterance for utterance, row in row_of.items()}
+    speaker_of = read_map(speaker_list, "row speaker") if speaker_list.is_file() else {}
+    if set(speaker_of) >= set(rows):
+        arrays.by_name["speakers"] = np.array([speaker_of[row] for row in rows])
+    return Arrays(arrays.by_name, [utterance_of[row] for row in rows])
+
+
+def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
+    import h5py
+
+    items: dict[str, Any] = {}
+    with h5py.File(file, "r") as archive:
+        archive.visititems(items.__setitem__)
+        content = {
+            name: item.asstr()[...].astype(str) if h5py.check_string_dtype(item.dtype) else item[...]
+            for name, item in items.items()
+            if isinstance(item, h5py.Dataset)
+        }
+    return _collect_arrays(content, path)
+
+
+def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
+    frame = pl.read_csv(file.read(), separator=separator, infer_schema=False)
+    if number := next((name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None):
+        raise InputError(f"expected a first line of column names, but got {quote(number)}", path, 1)
+    for name in filter(_NUMBERED_COLUMN.fullmatch, frame.columns):
+        numbers = frame[name].cast(pl.Float64, strict=False)
+        if numbers.is_null().any():
+            at = int(numbers.is_null().arg_max() or 0)
+            raise InputError(f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2)
+        frame = frame.with_columns(numbers)
+    return _collect_columns(frame, path)
+
+
+def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
+    """Return a table by name: columns of lists are matrices, and so are numbered columns, as ``x0``, ``x1``."""
+    numbered: dict[str, list[str]] = {}
+    arrays: dict[str, Any] = {}
+    for name, column in frame.to_dict().items():
+        match = _NUMBERED_COLUMN.fullmatch(name)
+        if isinstance(column.dtype, (pl.List, pl.Array)):
+            lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
+            lengths = lists.list.len()
+            if lengths.n_unique() > 1 or lengths.has_nulls():
+                got = sorted(set(lengths.to_list()), key=str)[:3]
+                raise InputError(f"expected lists of one length in column {quote(name)}, but got {got}", path)
+            arrays[name] = np.asarray(lists.explode().to_numpy().reshape(len(lists), -1))
+        elif match and column.dtype.is_numeric():
+            numbered.setdefault(match[1], []).append(name)
+        else:
+            values = (column if column.dtype.is_numeric() else column.cast(pl.String)).to_list()
+            # Missing values stay None: a label that is needed is checked later.
+            arrays[name] = np.array(values, dtype=object if column.has_nulls() else None)
+    for name, columns in numbered.items():
+        arrays["" if len(numbered) == 1 else name] = frame.select(columns).to_numpy()
+    if not arrays:
+        raise InputError("expected columns of numbers, but got an empty table", path)
+    return _collect_arrays(arrays, path)
+
+
+def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
+    is_binary = re.match(rb"[^\s\0]+ \0B", file.read(4096)) is not None
+    file.seek(0)
+    for number in itertools.count(1) if is_binary else ():
+        try:
+            name = (read_token(file) or "").strip()
+        except UnicodeDecodeError:
+            raise InputError(f"expected the name of vector {number}, but got other bytes", path) from None
+        if not name:
+            return
+        where = f"{path}: vector {number}, {shorten(name)}"
+        yield name, _read_kaldi_vector(file, where), where
+    # Text is not read by kaldiio, which takes all numbers of a vector for integers where the first has no point.
+    for number, line in enumerate(file, 1):
+        name, *fields = line.decode(errors="replace").replace("[", " ").replace("]", " ").split() or [""]
+        values = pl.Series(fields, dtype=pl.String).cast(pl.Float64, strict=False)
+        if name and (not fields or values.has_nulls()):
+            got = quote(fields[values.is_null().arg_max() or 0]) if fields else "no numbers"
+            raise InputError(f"expected `utterance [ 0.1 ... ]`, but got {got}", path, number)
+        if name:
+            yield name, values.to_numpy().astype(np.float32), f"{path}:{number}"
+
+
+def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
+    """Read what lines ``utterance archive:offset`` point to; archives may have moved together with the list."""
+    current_path, archive = None, file
+    with ExitStack() as stack:
+        for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
+            name, _, place = line.strip().partition(" ")
+            if not name:
+                continue
+            if "|" in place:  # Kaldi would run it
+                got = f"the command {quote(place)}"
+                raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
+            archive_path, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
+            if archive_path != current_path:
+                folder = Path(path).parent
+                candidates = Path(archive_path), folder / archive_path, folder / Path(archive_path).name
+                found = next(filter(Path.is_file, candidates), None)
+                if found is None:
+                    raise InputError(f"no such archive: {shorten(archive_path)}", path, number)
+                stack.close()
+                archive, current_path = stack.enter_context(open_unpacked(found)), archive_path
+            archive.seek(int(offset))
+            where = f"{path}:{number}: {archive_path}:{offset}"
+            yield name, _read_kaldi_vector(archive, where), where
+
+
+def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
+    # Without this check, kaldiio would also unpickle objects and open sound files.
+    flag = file.read(4)
+    if flag not in _KALDI_VECTORS:
+        raise InputError(f"expected a vector of numbers, but got {flag!r}", where)
+    file.seek(-4, 1)
+    try:
+        values = np.asarray(read_kaldi(file))
+    except Exception as error:  # whatever kaldiio raises for a damaged archive
+        raise InputError(f"expected a vector, but it is damaged ({describe_error(error)})", where) from None
+    if values.ndim != 1 and 1 not in values.shape:
+        raise InputError(f"expected one vector per utterance, but got a matrix of shape {values.shape}", where)
+    return values.reshape(-1)
+
+
+READERS: dict[str, Callable[[BinaryIO, str], Arrays]] = {
+    "npz": _read_numpy,
+    "npy": _read_numpy,
+    "pt": _read_torch,
+    "pth": _read_torch,
+    "safetensors": lambda file, path: _collect_arrays(load_safetensors(file.read()), path),
+    "parquet": lambda file, path: _collect_columns(pl.read_parquet(file), path),
+    "csv": _read_delimited,
+    "tsv": partial(_read_delimited, separator="\t"),
+    "ark": lambda file, path: _stack_vectors(_read_archived_vectors(file, path), path),
+    "scp": lambda file, path: _stack_vectors(_read_listed_vectors(file, path), path),
+    "h5": _read_hdf5,
+    "hdf5": _read_hdf5,
+}

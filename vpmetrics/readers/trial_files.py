@@ -1,0 +1,268 @@
+"""Lists from files: trials with scores or labels, speakers and groups of utterances.
+
+Text files are separated by blanks or tabs, ``.csv`` files by commas, ``.tsv`` files by tabs; Parquet is read as well. A
+first line of known column names names the columns; without it they stand in the usual order.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from vpmetrics._util.inputs import (
+    Array,
+    InputError,
+    describe_error,
+    format_suffix,
+    open_unpacked,
+    quote,
+    record_file,
+    shorten,
+)
+
+_TARGET = "target", "tgt", "tar", "1", "1.0", "true", "same"
+_NONTARGET = "nontarget", "non-target", "non", "imp", "impostor", "imposter", "0", "0.0", "false", "different"
+_ROLES = {
+    "enrol": {"reference", "ref", "utt1", "file1", "path1", "wav1"}
+    | {f"{name}{end}" for name in ("enrol", "enroll", "enrolment", "enrollment", "model") for end in ("", "_id", "id")},
+    "trial": {"trial", "trial_id", "test", "test_id", "probe", "probe_id", "segment", "utt2", "file2", "path2", "wav2"},
+    "score": {"score", "scores", "llr", "similarity", "cosine"},
+    "label": {"label", "labels", "target", "targettype", "is_target", "key"},
+    "name": {"utterance", "utt", "utterance_id", "utt_id", "id", "name", "file", "row", "index", "idx"},
+    "value": {"speaker", "spk", "speaker_id", "spk_id", "group", "gender", "sex", "set", "weight", "value"},
+}
+_ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
+_MOST_COLUMNS = 1000
+_PAIR = ("enrol", "trial")
+
+
+class Trials(NamedTuple):
+    """Trials with columns ``enrol`` and ``trial`` if named, ``score`` or ``is_target``; notes on missing ones."""
+
+    frame: pl.DataFrame
+    notes: tuple[str, ...] = ()
+    path: str = ""
+
+
+def read_scores(path: str | Path, columns: Sequence[str] | None = None) -> Trials:
+    """Read lines ``enrol trial score``, with a label after it if any, or lines ``score label``.
+
+    ``columns``: their names, ``enrol``, ``trial``, ``score``, ``label`` or others, where they are in another order.
+    """
+    usual = {2: "score label", 3: "enrol trial score", 4: "enrol trial score label"}
+    return _read_trials(path, columns, "score", "enrol trial score [target|nontarget]", usual)
+
+
+def read_key(path: str | Path, columns: Sequence[str] | None = None) -> Trials:
+    """Read lines ``enrol trial target|nontarget``; other columns are left out."""
+    return _read_trials(path, columns, "label", "enrol trial target|nontarget", {3: "enrol trial label"})
+
+
+def read_map(path: str | Path, expected: str = "utterance speaker") -> dict[str, str]:
+    """Read a list of two columns, such as utt2spk, as a dictionary; ``expected`` names the columns in messages."""
+    names, values = read_labels(path, expected, requires_names=True)
+    return dict(zip(names or (), values, strict=True))
+
+
+def read_labels(path: str | Path, expected: str, requires_names: bool = False) -> tuple[list[str] | None, list[str]]:
+    """Read lines ``utterance label``, or, unless ``requires_names``, lines ``label``, whose names are None."""
+    table = _read_table(path, expected)
+    if table.frame.width != 2 and (requires_names or table.frame.width > 2):
+        raise InputError(f"expected lines `{expected}`, but got {table.frame.width} columns", path, 1)
+    columns = [table.read_names(column).to_list() for column in table.frame.columns]
+    return columns[0] if len(columns) == 2 else None, columns[-1]
+
+
+def read_attributes(path: str | Path) -> dict[str, dict[str, str]]:
+    """Read lines ``utterance-or-speaker value``, or a table with a column for each attribute, by attribute and name."""
+    table = _read_table(path, "utterance-or-speaker value")
+    if table.frame.width < 2 or (table.frame.width > 2 and not table.is_headed):
+        got = f"{table.frame.width} columns without headings"
+        raise InputError(f"expected `utterance-or-speaker value`, or a table with headings, but got {got}", path, 1)
+    names, *values = (table.read_names(column).to_list() for column in table.frame.columns)
+    titles = [Path(path).name.split(".")[0].removeprefix("spk2").removeprefix("utt2")]
+    titles = table.frame.columns[1:] if table.is_headed else titles
+    return {title: dict(zip(names, column, strict=True)) for title, column in zip(titles, values, strict=True)}
+
+
+def read_first_column(path: str | Path) -> list[str]:
+    """Read the first column of a list, such as the utterances of enrolment."""
+    table = _read_table(path, "utterance")
+    return table.read_names(table.frame.columns[0]).to_list()
+
+
+def has_score_column(path: str) -> bool:
+    """Return whether a table, which may hold embeddings or scores, has a column of scores."""
+    if format_suffix(path) == "parquet":
+        return "score" in map(_column_role, _read_table(path, "columns").frame.columns)
+    with open_unpacked(path) as file:
+        line = file.readline(1 << 16).decode(errors="replace")
+    return "score" in map(_column_role, re.split("[,\t]", line))
+
+
+def label_trials(scores: Trials, key: Trials | None, strict: bool = False) -> Trials:
+    """Join scores with their labels by name, in the order of the scores.
+
+    Without ``key``, ``scores`` must contain the labels. ``strict``: raise for scores without a label and labels without
+    a score.
+    """
+    is_named = "trial" in scores.frame.columns
+    if is_named and (copies := scores.frame.select(_PAIR).is_duplicated()).any():
+        first = shorten(" ".join(scores.frame.filter(copies).select(_PAIR).row(0)))
+        count = len(copies) - scores.frame.select(_PAIR).n_unique()
+        got = f"{count:,} of {len(copies):,} lines repeat an earlier trial, first {first}"
+        raise InputError(f"expected every trial once, but {got}", scores.path)
+    if key is None:
+        if "is_target" not in scores.frame.columns:
+            expected = "a fourth column target|nontarget, or a key (--key KEY)"
+            raise InputError(f"expected {expected}, but got neither", scores.path)
+        return Trials(scores.frame)
+    if not is_named:
+        expected = "the names of both sides of each trial, to find its label in the key"
+        raise InputError(f"expected {expected}, but got only scores and labels", scores.path)
+    labels = key.frame.select(*_PAIR, "is_target").unique()
+    if (twice := labels.select(_PAIR).is_duplicated()).any():
+        first = " ".join(labels.filter(twice).select(_PAIR).sort(_PAIR).row(0))
+        raise InputError(f"expected one label per trial, but {shorten(first)} is target and non-target", key.path)
+    joined = scores.frame.select(*_PAIR, "score").join(labels, on=_PAIR, how="left", maintain_order="left")
+    unlabelled = joined.filter(pl.col("is_target").is_null())
+    if len(unlabelled) == len(joined):
+        count = len(joined.join(labels.select(enrol="trial", trial="enrol"), on=_PAIR, how="semi"))
+        hint = f"; {count:,} would be in it if its first two columns were swapped" if count else ""
+        raise InputError(f"none of its {len(joined):,} trials is in the key {key.path}{hint}", scores.path)
+    notes = []
+    if len(unlabelled):
+        first = shorten(" ".join(unlabelled.select(_PAIR).row(0)))
+        left_out = f"{len(unlabelled):,} of {len(joined):,} scores left out"
+        notes.append(f"{scores.path}: {left_out}, their trials are not in {key.path} (first {first})")
+    if unscored := len(labels) - len(joined) + len(unlabelled):
+        notes.append(f"{scores.path}: {unscored:,} trials of {key.path} have no score")
+    if strict and notes:
+        raise InputError("; ".join(notes))
+    return Trials(joined.drop_nulls("is_target"), tuple(notes))
+
+
+def index_names(frames: Sequence[pl.DataFrame]) -> tuple[list[str], list[tuple[Array, Array]]]:
+    """Return all names of trials, ascending, and the positions of both sides of each trial among them."""
+    names = pl.concat([frame[side] for frame in frames for side in _PAIR]).unique().sort()
+    codes = (frame.select(pl.col(_PAIR).cast(pl.Enum(names)).to_physical().cast(pl.Int64)) for frame in frames)
+    return names.to_list(), [(of_frame["enrol"].to_numpy(), of_frame["trial"].to_numpy()) for of_frame in codes]
+
+
+class _Table(NamedTuple):
+    """A list as texts, the number of each line, and whether the file names its columns."""
+
+    path: str | Path
+    frame: pl.DataFrame
+    lines: pl.Series
+    is_headed: bool
+
+    def read_names(self, column: str) -> pl.Series:
+        """Return a column; raise where a text is missing."""
+        texts = self.frame[column]
+        self.check_values(texts, texts != "", "a name")
+        return texts
+
+    def check_values(self, column: pl.Series, is_valid: pl.Series, expected: str) -> None:
+        """Raise for the first value that is not valid, with its line."""
+        wrong = ~is_valid.fill_null(False)
+        if wrong.any():
+            first = int(wrong.arg_max() or 0)
+            got = "nothing" if column[first] in (None, "") else quote(column[first])
+            count = f" ({int(wrong.sum()):,} of {len(column):,} lines)" if int(wrong.sum()) > 1 else ""
+            raise InputError(f"expected {expected}, but got {got}{count}", self.path, self.lines[first])
+
+
+def _read_trials(
+    path: str | Path, columns: Sequence[str] | None, required: str, expected: str, usual: dict[int, str]
+) -> Trials:
+    """Read trials by the role of each column: as given, as named in the file, or as usual for their number."""
+    table = _read_table(path, expected)
+    width, named = table.frame.width, [_column_role(name) for name in table.frame.columns]
+    roles = list(columns or []) or (named if table.is_headed else []) or usual.get(width, "").split()
+    if required not in roles or len(roles) != width:
+        got = f"columns {', '.join(table.frame.columns)}" if table.is_headed else f"{width} columns"
+        hint = "; a table with commas is named .csv" if width == 1 else ""
+        raise InputError(f"expected `{expected}`, but got {shorten(got)}{hint}", path, 1)
+    column_of = {role: table.frame.columns[roles.index(role)] for role in _ROLES if role in roles}
+    trials: dict[str, pl.Series] = {side: table.read_names(column_of[side]) for side in _PAIR if side in column_of}
+    if required == "score":
+        texts = table.frame[column_of["score"]]
+        trials["score"] = scores = texts.cast(pl.Float64, strict=False)
+        table.check_values(texts, scores.is_not_null() & scores.is_not_nan(), "a number as score")
+    if "label" in column_of:
+        texts = table.frame[column_of["label"]]
+        labels = texts.str.to_lowercase()
+        trials["is_target"] = is_target = labels.is_in(_TARGET)
+        table.check_values(texts, is_target | labels.is_in(_NONTARGET), "target or nontarget")
+    record_file(path, f"{len(table.frame):,} trials, columns {' '.join(column_of)}")
+    return Trials(pl.DataFrame(trials), path=str(path))
+
+
+def _column_role(name: str) -> str:
+    """Return the role of a column by its name; empty where the name is unknown."""
+    return _ROLE_OF.get(name.strip("#\"' \r").lower(), "")
+
+
+def _read_table(path: str | Path, expected: str) -> _Table:
+    """Read all lines that are not blank as texts; columns are named by a first line of known names."""
+    with open_unpacked(path) as file:
+        content = file.read()
+    if format_suffix(path) == "parquet":
+        try:
+            frame = pl.read_parquet(io.BytesIO(content))
+            frame = frame.select(pl.exclude(pl.List, pl.Array, pl.Struct).cast(pl.String))
+        except Exception as error:  # whatever polars raises for a damaged file
+            raise InputError(f"is not a readable Parquet file ({describe_error(error)})", path) from None
+        table = _Table(path, frame, pl.Series(range(1, len(frame) + 1)), is_headed=True)
+    elif b"\0" in content[: 1 << 12]:
+        raise InputError("expected text, but got a binary file", path)
+    else:
+        try:
+            table = _parse_lines(content.decode("utf-8-sig"), path, expected)
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            got = quote(content.split(b"\n")[line - 1][:100])
+            raise InputError(f"expected text in UTF-8, but got {got}", path, line) from None
+    if not len(table.frame):
+        raise InputError(f"expected lines `{expected}`, but got none", path)
+    return table
+
+
+def _parse_lines(text: str, path: str | Path, expected: str) -> _Table:
+    """Split the lines of a text, at blanks unless the suffix says more, and check that all have as many fields."""
+    separator = {"csv": ",", "tsv": "\t"}.get(format_suffix(path))
+    if separator is None:
+        column = pl.Series(text.split("\n"), dtype=pl.String).str.extract_all(r"\S+")
+    else:
+        csv.field_size_limit(1 << 30)
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+        try:
+            column = pl.Series([[field.strip() for field in row] for row in rows], dtype=pl.List(pl.String))
+        except csv.Error as error:
+            raise InputError(f"cannot be read ({describe_error(error)})", path, rows.line_num) from None
+    lines = pl.DataFrame({"fields": column}).with_row_index("line", offset=1)
+    lines = lines.filter(pl.col("fields").list.len() > 0)
+    if not len(lines):
+        raise InputError(f"expected lines `{expected}`, but got {'none' if text else 'an empty file'}", path)
+    lengths = lines["fields"].list.len()
+    width = lengths[0]
+    if width > _MOST_COLUMNS:
+        raise InputError(f"expected lines `{expected}`, but got {width:,} columns", path, 1)
+    if (differs := lengths != width).any():
+        at = int(differs.arg_max() or 0)
+        message = f"expected {width} columns as in the lines before, but got {lengths[at]}"
+        raise InputError(message, path, lines["line"][at])
+    frame = lines.select(pl.col("fields").list.get(at).alias(f"column_{at + 1}") for at in range(width))
+    first = list(frame.row(0))
+    roles = [*map(_column_role, first)]
+    if len(first) < 2 or not any(roles) or (separator is None and not all(roles)):
+        return _Table(path, frame, lines["line"], is_headed=False)
+    names = [name if name not in first[:at] else f"{name} ({at + 1})" for at, name in enumerate(first)]
+    return _Table(path, frame[1:].rename(dict(zip(frame.columns, names, strict=True))), lines["line"][1:], True)

@@ -1,0 +1,112 @@
+"""One self-contained HTML page, for the screen, light or dark, the printer and a screen reader; and its figures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from PIL import Image
+
+from vpmetrics import __version__
+from vpmetrics._scores.registry import CONDITION_TITLES, scalar
+from vpmetrics.report import summary
+from vpmetrics.report.comparison import collect_checks, verdict_of_systems
+from vpmetrics.report.figures import FIGURES, PAGE, draw_all_figures
+from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.results import describe_inputs
+from vpmetrics.report.tables import condition_with_challenge_name, conditions_in_table_order
+from vpmetrics.report.verdict import HIGH_LEAKAGE, LOW_LEAKAGE
+
+if TYPE_CHECKING:
+    from vpmetrics.report.outputs import Content
+
+_MOST_BYTES = 650_000  # of all pictures, so that a page that holds them in base64 stays below a megabyte
+_NAME_DESCRIPTIONS = {  # where a table shows a name, not the number that stands for it
+    "strongest": "name of the attack that finds most, chosen on other speakers than it is counted on",
+    "worst_speaker": "name of the speaker who is protected worst",
+}
+
+
+class Picture(NamedTuple):
+    """A figure, drawn: a file for every format, and its width in pixels of CSS."""
+
+    key: str
+    title: str
+    description: str
+    files: Mapping[str, bytes]
+    width: int
+
+
+def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)) -> list[Picture]:
+    """Draw all figures that have data: as PNG for the page, and in other formats that are asked for."""
+    drawn, pictures = draw_all_figures(systems, PAGE), []
+    for dpi in (150, 110, 80):
+        pngs = {key: _draw_small_png(figure, dpi) for key, figure in drawn.items()}
+        if sum(map(len, pngs.values())) < _MOST_BYTES:
+            break
+    for kind in (kind for kind in FIGURES if kind.key in drawn):
+        figure, files = drawn[kind.key], {"png": pngs[kind.key]}
+        # Equal figures give equal files: no dates, no random names.
+        with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
+            for name in sorted({*formats} - {"png"}):
+                buffer, date = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[name]
+                figure.savefig(buffer, format=name, metadata={date: None})
+                files[name] = buffer.getvalue()
+        pictures.append(Picture(kind.key, kind.title, kind.description, files, round(96 * figure.get_figwidth())))
+    return pictures
+
+
+def _draw_small_png(figure: Figure, dpi: int) -> bytes:
+    """Return a picture of few colours, which is a third as large and looks the same."""
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # it is compressed below
+    Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def render_page(content: Content, pictures: Sequence[Picture]) -> str:
+    """Return the HTML page, with figures and recordings inside it."""
+    systems = content.systems
+    several = len(systems) > 1
+    conditions = dict.fromkeys(name for system in systems for name in conditions_in_table_order(system) if name)
+    attacked = dict.fromkeys(name for system in systems for name in summary.conditions_meant_to_hide(system))
+    # Of each system its name, its level of leakage and what each condition discloses.
+    glances = []
+    for system in summary.sort_by_dataset_and_disclosure(systems) if several else ():
+        disclosures = [summary.disclosure_in_condition(system, name) for name in attacked]
+        glances.append((system.name, summary.verdict_of(system).level, disclosures))
+    keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
+    loader = FileSystemLoader(Path(__file__).parent)
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
+    return template.render(
+        version=__version__,
+        title=content.title,
+        lead=content.lead,
+        headline=verdict_of_systems(systems, content.pairs) if several else summary.verdict_of(systems[0]),
+        checks=collect_checks(systems),
+        marks=summary.MARKS,
+        thresholds=summary.THRESHOLDS,
+        limits=[100 * bits / summary.MOST_BITS for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
+        cards=[] if several else summary.summary_rows(systems[0]),
+        attacked=[condition or "scores" for condition in attacked],
+        glances=glances,
+        shares_of=summary.shares_of,
+        most=f"{summary.MOST_BITS:.3f}",
+        intervals=content.intervals,
+        conditions=[(condition_with_challenge_name(name, systems), CONDITION_TITLES[name]) for name in conditions],
+        notes=content.notes,
+        pictures=[(p, base64.b64encode(p.files["png"]).decode()) for p in pictures],
+        tables=[(fold, list(tables)) for fold, tables in groupby(content.tables, lambda table: table.fold)],
+        samples=[(*s[:2], *(base64.b64encode(wav).decode() for wav in s[2:])) for s in content.samples],
+        terms={scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description) for key in keys},
+        command=shlex.join(content.run.command),
+        inputs=describe_inputs(content.run),
+    )

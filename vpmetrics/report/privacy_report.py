@@ -1,0 +1,271 @@
+"""The report of a system: its conditions, the numbers that compare them, checks and headline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._identification.identification import Identification
+from vpmetrics._identification.population import PopulationRates
+from vpmetrics._scores.condition_scores import ConditionScores
+from vpmetrics._scores.jackknife import Jackknife, ReplicateCellCounts, add_intervals, profile_interval
+from vpmetrics._scores.measures import minimum_cross_entropy
+from vpmetrics._scores.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
+from vpmetrics._scores.speaker_disclosure import SelfCalibratedDisclosure, SpeakerDisclosure, find_largest
+from vpmetrics._scores.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
+from vpmetrics._util.dtypes import read_numbers, widen
+from vpmetrics._util.validation import suppress_warnings
+from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
+from vpmetrics._utterances.utterances import EvaluationData
+from vpmetrics.functional.similarity import normalised_relatives
+from vpmetrics.report.verdict import Check, Headline, check_report, disclosure_keys, make_headline
+
+if TYPE_CHECKING:
+    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks, StrongestResult
+    from vpmetrics.report.trial_report import ScoredTrials
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionReport:
+    """One condition: its scalars, and the data of its figures; None where nothing needed them.
+
+    ``mean_scores()`` ``(S, S)`` costs another pass over the trials. ``is_llr``: given scores may be log-likelihood
+    ratios, cosines are none. ``calibrated()``: given scores of each half of the speakers, calibrated on the other half.
+    """
+
+    scalars: dict[str, Tensor]
+    scores: ConditionScores
+    matrix: Tensor | None = None
+    similarity: SimilaritySummary | None = None
+    identification: Identification | None = None
+    mean_scores: Callable[[], Tensor] | None = None
+    is_llr: bool = False
+    strongest: StrongestResult | None = None
+    population: PopulationRates | None = None
+    speakers: SpeakerDisclosure | None = None
+    worst_speaker: SelfCalibratedDisclosure | None = None
+    jackknife: Jackknife | None = None
+    counts: ReplicateCellCounts | None = None
+    confidence: float | None = None
+    calibrated: Callable[[], list[ScoredTrials]] | None = None
+
+    @property
+    def num_trials(self) -> tuple[int, int]:
+        """Target and non-target trials."""
+        nontargets, targets = self.scores.trials.class_sizes.tolist()
+        return int(targets), int(nontargets)
+
+    def minimum_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
+        """Return the empirical cross-entropy of the oracle calibration at each prior."""
+        return minimum_cross_entropy(self.scores.counts.ascending, prior_log_odds)
+
+    def cross_entropy_interval(self, prior_log_odds: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return both ends of the confidence interval of :meth:`minimum_cross_entropy` at each prior."""
+        if self.counts is None or self.confidence is None:
+            return None
+        profile = self.minimum_cross_entropy(prior_log_odds)
+        return profile_interval(self.counts, profile, prior_log_odds, self.confidence)
+
+
+class TransferredCalibration(NamedTuple):
+    """Scores calibrated on those of another run: the report of that run, and the ratios by kind of calibration."""
+
+    other: ConditionReport
+    llr: dict[str, Tensor]
+    counts: Tensor  # (2, P), 1 for non-targets in the first row and for targets in the second
+    scalars: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyReport:
+    """All scalars by key, the conditions they come from, checks of the evaluation and the headline.
+
+    ``speakers`` ``(S,)``: labels, ascending; ``speaker_names``: their names where they were given as strings.
+    ``attacks``: name and needs of each attack by its number. ``bits_over(lengths)``: disclosure of conversations of
+    several utterances, for a figure.
+    """
+
+    scalars: dict[str, Tensor]
+    conditions: dict[str, ConditionReport]
+    matrices: SimilarityMatrices | None = None
+    transfer: TransferredCalibration | None = None
+    attacks: tuple[tuple[str, str], ...] = ()
+    jackknife: Jackknife | None = None
+    groups: Mapping[int, PrivacyReport] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    headline: Headline | None = None
+    speakers: Tensor | None = None
+    speaker_names: Mapping[int, str] = field(default_factory=dict)
+    bits_over: Callable[[Sequence[int]], dict[int, dict[str, Tensor]]] | None = None
+
+    @property
+    def main_condition(self) -> str:
+        """The condition to show first: OP, or the first one where there is no OP."""
+        return "OP" if "OP" in self.conditions else next(iter(self.conditions))
+
+    def speaker_name(self, place: float) -> str:
+        """Return the name of the speaker at a place among all, ascending; the label where names are unknown."""
+        if self.speakers is None or not 0 <= place < len(self.speakers):
+            return SPEAKER.show(place)
+        label = int(self.speakers[int(place)])
+        return self.speaker_names.get(label, SPEAKER.show(label))
+
+    def save(self, folder: Any, name: str = "system") -> None:
+        """Write the page, ``results.json``, tables and figures into a folder.
+
+        Args:
+            folder: A new folder, or one that was written before.
+            name: Name of the system.
+        """
+        from vpmetrics.report.outputs import save_systems
+
+        save_systems([EvaluatedSystem(name, self)], folder, name)
+
+    def __str__(self) -> str:
+        """Return a summary of some lines: verdict, checks and headline numbers."""
+        from vpmetrics.report.summary import summary_lines
+
+        return "\n".join(summary_lines(EvaluatedSystem("", self)))
+
+    def _repr_html_(self) -> str:
+        """Return the text of ``str(report)`` as HTML, for a notebook."""
+        return f"<pre>{escape(str(self))}</pre>"
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedSystem:
+    """A report with the name of its system, and what is shown with it.
+
+    ``speakers``: names of the speakers, in the order of their labels. ``history``: one row of scalars per measurement
+    of a training. ``groups``: reports of parts of the trials, by name; ``weights``: their weights in an average.
+    ``no_attacks``: why no attack was tried. ``utility``: values such as a word error rate, by name. ``attributes``:
+    disclosure of each attribute of speakers. ``dataset``: the data set of a challenge. ``challenge_condition_names``:
+    its name of each condition. ``part_of``: name of the system that combines this one with those of other encoders.
+    """
+
+    name: str
+    report: PrivacyReport
+    speakers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    history: Sequence[Mapping[str, float]] = ()
+    groups: Mapping[str, EvaluatedSystem] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    utterances: int = 0
+    no_attacks: str = ""
+    utility: Mapping[str, float] = field(default_factory=dict)
+    attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    dataset: str = ""
+    challenge_condition_names: Mapping[str, str] = field(default_factory=dict)
+    part_of: str = ""
+
+    @cached_property
+    def scalars(self) -> dict[str, float]:
+        """All scalars of the report, in one transfer."""
+        return read_numbers(self.report.scalars)
+
+    def get_or_nan(self, key: str, condition: str = "") -> float:
+        """Return a scalar of a condition, or of the whole system if none is named; NaN where it is missing."""
+        return self.scalars.get(scalar_key(condition, key), math.nan)
+
+    def speaker_name(self, place: float) -> str:
+        """Return the name of the speaker at a place among all, ascending."""
+        return self.speakers[int(place)] if 0 <= place < len(self.speakers) else self.report.speaker_name(place)
+
+
+def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
+    """Return a name for original speech that no system has."""
+    return "original" if all(system.name != "original" for system in systems) else "original speech"
+
+
+def add_checks_and_headline(report: PrivacyReport, data: EvaluationData | None = None) -> PrivacyReport:
+    """Return the report with its checks and headline."""
+    report = replace(report, checks=tuple(check_report(report, data)))
+    return replace(report, headline=make_headline(report))
+
+
+def join_conditions(
+    conditions: dict[str, ConditionReport],
+    labels: Tensor,
+    dtype: torch.dtype | None = None,
+    sizes: Sequence[int] = (),
+    intervals: float | None = None,
+    attacks: CrossFittedAttacks | None = None,
+) -> PrivacyReport:
+    """Return one report of all conditions, with the numbers that compare them, in the order of the registry."""
+    scalars = {scalar_key(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
+    scalars |= _compare_conditions(scalars)
+    scalars |= _largest_disclosures(conditions, scalars)
+    if dtype is not None:
+        scalars = {key: value.to(dtype) for key, value in scalars.items()}
+    order = scalar_keys(("", *CONDITION_TITLES), has_attacks=True, has_sessions=True, sizes=sizes)
+    scalars = {key: scalars[key] for key in order if key in scalars}
+    jackknife = _join_jackknives(conditions, scalars)
+    if intervals is not None:
+        scalars = add_intervals(scalars, jackknife, intervals)
+    matrices, known = None, {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
+    if known:
+        unknown = torch.full_like(next(iter(known.values())), torch.nan)
+        oo, op, pp = (known.get(name, unknown) for name in WITHOUT_SESSIONS)
+        matrices = SimilarityMatrices(oo, op, pp, labels)
+    return PrivacyReport(
+        scalars,
+        conditions,
+        matrices,
+        attacks=() if attacks is None else attacks.descriptions,
+        jackknife=jackknife,
+        speakers=labels.unique(),
+    )
+
+
+def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the numbers that compare conditions, of scalars ``()`` or replicates ``(G,)`` by key."""
+    oo, op, pp = (values.get(f"{name}_d_diag") for name in ("oo", "op", "pp"))
+    compared = {}
+    if oo is not None and op is not None:
+        compared["deid"] = 1 - dominance_ratio(op, oo)
+    if oo is not None and pp is not None:
+        compared["gvd"] = 10 * dominance_ratio(pp, oo).log10()
+    if {scalar_key(name, "min_cllr") for name in WITHOUT_SESSIONS} <= set(values):
+        compared |= normalised_relatives(values)
+    return compared
+
+
+def _largest_disclosures(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the largest disclosure to any attacker, and that of the worst speaker with its chance level, by key."""
+    values = {}
+    keys = disclosure_keys(conditions, scalars)
+    if keys:
+        values["disclosure"] = torch.stack([widen(scalars[key]) for key in keys]).amax()
+    elif {"OP", "PP", "across", ""} & set(conditions):
+        values["disclosure"] = torch.full_like(widen(next(iter(scalars.values())).detach()), torch.nan)
+    worst = conditions["OP"].worst_speaker if "OP" in conditions else None
+    if worst is not None:
+        values |= {"worst_speaker_disclosure": find_largest(worst.d_ece)[0], "worst_speaker_chance": worst.chance}
+    return values
+
+
+def _join_jackknives(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> Jackknife | None:
+    """Return the jackknife of all numbers of a system, by key, and of those that compare conditions."""
+    parts = {name: each.jackknife for name, each in conditions.items() if each.jackknife is not None}
+    if not parts:
+        return None
+    changes = {scalar_key(name, key): value for name, part in parts.items() for key, value in part.changes.items()}
+    bias = {scalar_key(name, key): value for name, part in parts.items() for key, value in part.bias.items()}
+    groups = next(iter(parts.values())).groups
+    replicates = {key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars}
+    with suppress_warnings():
+        compared = _compare_conditions(replicates)
+    changes |= {key: value - scalars[key] for key, value in compared.items() if key in scalars}
+    keys = [key for key in disclosure_keys(conditions, scalars) if key in changes]
+    if keys:
+        largest = max(keys, key=lambda key: float(scalars[key]))
+        changes["disclosure"] = changes[largest]
+        bias |= {"disclosure": bias[largest]} if largest in bias else {}
+    return Jackknife(changes, bias, groups)

@@ -1,0 +1,222 @@
+"""The form of every table: formatted cells that keep their numbers; terminal, page and files are written from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from vpmetrics._scores.registry import (
+    CI_SUFFIXES,
+    DASH,
+    FAMILIES,
+    OF_CONDITION,
+    OF_POPULATION,
+    SPEAKER,
+    Scalar,
+    bare_population_keys,
+    is_extrapolated,
+    scalar,
+    scalar_key,
+)
+from vpmetrics._util.scalar import COUNT
+from vpmetrics.report.privacy_report import EvaluatedSystem
+
+# The order of conditions in tables: the attacked ones first, original speech last.
+_CONDITION_ORDER = ("OP", "PP", "across", "within", "", "OO")
+_HEADLINE_KEYS = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
+# Measures of plain comparison, by parts of their headings; each is shown together with the strongest attack.
+_PLAIN_MEASURES = "D_ECE", "EER", "DeID", "Cllr"
+_GROUP_KEYS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
+_FAMILY_TITLES = {
+    "score": "Scores",
+    "matrix": "Similarity matrices",
+    "rank": "Similarity ranks",
+    "local": "Local information",
+    "speaker": "Single speakers",
+    "population": "Population",
+}
+_ATTRIBUTES = {
+    "disclosure": "disclosure ↓ [bit]",
+    "chance": "by chance [bit]",
+    "accuracy": "accuracy ↓ [%]",
+    "majority": "majority class [%]",
+    "original": "original speech [bit]",
+}
+
+
+class Cell(NamedTuple):
+    """A value as text and as a number in the unit of the heading; NaN where it is no number."""
+
+    text: str
+    value: float = math.nan
+    interval: str = ""
+    ends: tuple[float, float] = (math.nan, math.nan)
+    tone: str = ""  # "best", "better" or "worse"
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.interval}".strip()
+
+
+class Table(NamedTuple):
+    """Cells under headings; the first column names the rows.
+
+    ``keys`` are the scalars shown, without conditions. ``fold`` is the title of the folded section on the page.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    keys: tuple[str, ...] = ()
+    fold: str = ""
+
+
+def clean(text: str) -> str:
+    """Return text on one line, without control characters, for readers that would act on them."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def conditions_in_table_order(system: EvaluatedSystem) -> list[str]:
+    """Return all conditions of a system: attacked conditions first, original speech last."""
+    return sorted(system.report.conditions, key=_CONDITION_ORDER.index)
+
+
+def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
+    """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or undefined."""
+    entry, value, attacks = scalar(name), system.get_or_nan(name), system.report.attacks
+    is_of_attack = entry.family == "attack" and "chance" not in name and entry.condition != "OO"
+    if math.isnan(value):
+        return Cell("none tried" if is_of_attack and not attacks else DASH)
+    if is_of_attack and name.endswith("strongest") and entry.unit is COUNT:
+        return Cell(clean(attacks[int(value)][0]) if 0 <= value < len(attacks) else DASH)
+    if entry.unit is SPEAKER:
+        return Cell(clean(system.speaker_name(value)))
+    cell = value_cell(entry, value, *(system.get_or_nan(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
+    return cell._replace(text=f"≈ {cell.text}") if is_extrapolated(name, system.scalars) else cell
+
+
+def value_cell(entry: Scalar, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
+    """Return a value of a scalar as a cell.
+
+    The ends of an interval have as many digits as the value, so that rounding never leaves the value outside.
+    """
+    scale = entry.unit.scale if entry.unit.spec else math.nan
+    interval = "" if math.isnan(low + high) else f"[{entry.show(low)}, {entry.show(high)}]"
+    return Cell(entry.show(value), scale * value, interval, (scale * low, scale * high))
+
+
+def heading_of(entry: Scalar) -> str:
+    """Return a heading: the condition, the name, where privacy lies, and the unit."""
+    unit = f"[{entry.unit.name}]" if entry.unit.name else ""
+    arrow = {"low": "↓", "high": "↑"}.get(entry.direction or "")
+    return " ".join(filter(None, (entry.condition, clean(entry.heading), arrow, unit)))
+
+
+def condition_with_challenge_name(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
+    """Return a condition's name, followed by its name in the challenge if all systems share one."""
+    names = {clean(system.challenge_condition_names.get(condition, "")) for system in systems}
+    return f"{condition} ({names.pop()})" if len(names) == 1 and names != {""} else condition or "scores"
+
+
+def tables_of_system(system: EvaluatedSystem) -> list[Table]:
+    """Return all that is known of one system: the headline first, then details by family of measures."""
+    details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS] for family in OF_CONDITION}
+    details[OF_POPULATION[0]] = list(bare_population_keys(system.scalars))
+    detail_tables = [_table_of_measures(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
+    entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
+    conditions = conditions_in_table_order(system)
+    names = insert_strongest_before_plain((e.key for e in entries if e.key in system.scalars), conditions[0])
+    rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
+    tables = [
+        _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
+        Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names)),
+        _table_of_attributes(system),
+        *(_table_of_groups(system, condition) for condition in conditions),
+        *(table._replace(fold=table.title) for table in detail_tables),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
+    """Return scalars averaged over groups by weight; tags, attacks and interval ends have no average."""
+    total = sum(system.weights.values())
+    return {
+        key: sum(weight * system.groups[group].get_or_nan(key) for group, weight in system.weights.items()) / total
+        for key in (system.scalars if system.weights else ())
+        if not key.endswith(CI_SUFFIXES) and scalar(key).unit.spec and scalar(key).unit is not COUNT
+    }
+
+
+def _table_of_measures(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
+    """Return a table with a row per measure and a column per condition; no rows where no measure is known."""
+    conditions = conditions_in_table_order(system)
+    shown = [key for key in keys if any(scalar_key(name, key) in system.scalars for name in conditions)]
+    row_keys = insert_strongest_before_plain(shown)
+    rows = [
+        (Cell(heading_of(scalar(key))), *(scalar_cell(scalar_key(name, key), system) for name in conditions))
+        for key in row_keys
+    ]
+    for number, kind in enumerate(("target", "non-target") if has_trials else ()):
+        counts = [system.report.conditions[condition].num_trials[number] for condition in conditions]
+        rows.append((Cell(f"{kind} trials"), *(Cell(f"{count:,}", count) for count in counts)))
+    heads = ("measure", *(condition_with_challenge_name(condition, [system]) for condition in conditions))
+    return Table(title, heads, tuple(rows), keys=tuple(row_keys))
+
+
+def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
+    """Return the measures that rank systems in challenges: of each group, of all trials, and averaged over groups."""
+    keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
+    keys = keys if condition == "OO" else insert_strongest_before_plain(keys)
+    names = [scalar_key(condition, key) for key in keys]
+    parts = {**system.groups, "all together": system} if system.groups else {}
+    rows = [(Cell(clean(part)), *(scalar_cell(name, group) for name in names)) for part, group in parts.items()]
+    if rows and system.weights:
+        average = average_of_groups(system)
+        cells = [value_cell(scalar(name), average.get(name, math.nan)) for name in names]
+        rows.append((Cell("average by weight"), *cells))
+    heads = ("group", *(heading_of(scalar(key)) for key in keys))
+    return Table(f"By group, {condition or 'scores'}", heads, tuple(rows), keys=tuple(keys))
+
+
+def _table_of_attributes(system: EvaluatedSystem) -> Table:
+    """Return the disclosure of attributes such as sex, as AttributeDisclosure computes it."""
+    shown = [key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())]
+    rows = [
+        (Cell(clean(name)), *(attribute_cell(numbers, key) for key in shown))
+        for name, numbers in system.attributes.items()
+    ]
+    caption = "What a classifier fitted on other speakers learns from protected speech."
+    return Table("Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption)
+
+
+def attribute_cell(numbers: Mapping[str, float], key: str) -> Cell:
+    """Return a number of an attribute, with its interval where it has one."""
+    entry = scalar("eer" if key in ("accuracy", "majority") else "d_ece")
+    return value_cell(entry, *(numbers.get(name, math.nan) for name in (key, *(key + end for end in CI_SUFFIXES))))
+
+
+def has_conditions(entry: Scalar) -> bool:
+    """Return whether there is one such number for each condition."""
+    return entry.family in (*OF_CONDITION, *OF_POPULATION, "attack")
+
+
+def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = "") -> list[str]:
+    """Return the keys; before each key of plain comparison, insert the keys of the strongest attack.
+
+    ``default_condition``: the condition of the inserted keys where the key itself has no condition.
+    """
+    extended: list[str] = []
+    for key in keys:
+        entry = scalar(key)
+        is_weak = entry.family not in ("attack", "headline") and any(name in entry.heading for name in _PLAIN_MEASURES)
+        if is_weak and entry.condition != "OO":
+            condition = entry.condition if has_conditions(entry) else default_condition
+            before = ["strongest", "d_ece_strongest"]
+            if key == "d_ece":
+                before += ["d_ece_chance", "attack_speakers"]
+            if key.endswith("eer"):
+                before.append("eer_strongest")
+            extended += [scalar_key(condition, name) for name in before]
+        extended.append(key)
+    return list(dict.fromkeys(extended))

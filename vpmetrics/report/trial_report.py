@@ -1,0 +1,205 @@
+"""Trials that come with their scores, their report, and calibration carried from one run to another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, pad, softplus
+
+from vpmetrics._scores.calibration import CALIBRATIONS, fit_linear_map, transferred_llr
+from vpmetrics._scores.condition_scores import collect_trial_scores
+from vpmetrics._scores.jackknife import (
+    Jackknife,
+    JackknifeGroups,
+    add_intervals,
+    count_trial_replicates,
+    differentiate_similarity_by_llr,
+    join_jackknives,
+    make_jackknife,
+    replicate_diagonal_dominance,
+    split_labels_into_groups,
+)
+from vpmetrics._scores.measures import SCORE_MEASURES, cllr_costs_and_sizes, cllr_from_sums, d_ece_term, llr_disclosure
+from vpmetrics._scores.speaker_disclosure import compute_disclosure_of_trials, speaker_scalars
+from vpmetrics._scores.speaker_similarity import summarise_matrix
+from vpmetrics._util.distributed import SINGLE_PROCESS
+from vpmetrics._util.dtypes import wide_dtype, widen
+from vpmetrics._util.validation import collect_warnings, suppress_warnings
+from vpmetrics._utterances.utterances import EvaluationData, split_sessions
+from vpmetrics.report.privacy_report import (
+    ConditionReport,
+    PrivacyReport,
+    TransferredCalibration,
+    add_checks_and_headline,
+    join_conditions,
+)
+
+# What a trial adds to a number, of its log-likelihood ratio with the sign turned for non-targets.
+_COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": d_ece_term, "cllr": lambda llr: softplus(-llr)}
+
+
+class ScoredTrials(NamedTuple):
+    """Trials of one condition: scores and labels ``(P,)``, and the places of both speakers ``(2, P)`` where known.
+
+    ``has_unordered_pairs``: both sides are the same utterances, and each pair is there once.
+    """
+
+    scores: Tensor
+    is_target: Tensor
+    speakers: Tensor | None = None
+    has_unordered_pairs: bool = False
+
+    def pair_means(self, values: Tensor, num_speakers: int) -> Tensor:
+        """Return the mean value ``(S, S)`` of the trials of each pair of speakers; NaN for a pair without trials."""
+        sums, trials = self._pair_sums(torch.stack([values, torch.ones_like(values)]), num_speakers)
+        return torch.where(trials > 0, sums / trials, torch.nan)
+
+    def _pair_sums(self, value_rows: Tensor, num_speakers: int) -> Tensor:
+        """Return sums ``(K, S, S)`` of K values of each trial, ``(K, P)``; unordered pairs count in both orders."""
+        rows, columns = self.speakers_or_raise()
+        sums = value_rows.new_zeros(len(value_rows), num_speakers**2, dtype=wide_dtype(value_rows.device))
+        sums = sums.index_add(1, rows * num_speakers + columns, value_rows.to(sums.dtype))
+        sums = sums.view(-1, num_speakers, num_speakers)
+        return sums + sums.mT if self.has_unordered_pairs else sums
+
+    def speakers_or_raise(self) -> Tensor:
+        """Return ``speakers``, ``(2, P)``; raise if they are None."""
+        if self.speakers is None:
+            raise ValueError("Expected `speakers` of the trials, but got None.")
+        return self.speakers
+
+    def similarity_weight_per_trial(self, pair_derivatives: Tensor) -> Tensor:
+        """Return the derivatives of mean similarities by the calibrated value of each trial, ``(2, P)``.
+
+        ``pair_derivatives`` ``(2, S, S)``: those of similarities and their logarithms by the mean of such values.
+        """
+        rows, columns = self.speakers_or_raise()
+        ones = pair_derivatives.new_ones(()).expand(1, len(rows))
+        trials = self._pair_sums(ones, pair_derivatives.shape[1])[0]
+        is_own = torch.eye(len(trials), dtype=torch.bool, device=trials.device)
+        is_known = trials > 0
+        pairs = torch.where(is_own, (is_known & is_own).sum(), (is_known & ~is_own).sum())
+        # Within one side a pair stands in both orders, and so do its trials.
+        return (pair_derivatives / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
+
+    def calibrate_across_speaker_halves(self) -> list[ScoredTrials]:
+        """Return the trials within each half of the speakers, calibrated on the other; empty if not possible."""
+        halves = [(self.speakers_or_raise() % 2 == number).all(0) for number in (0, 1)]
+        trials = [(self.scores[half], self.is_target[half]) for half in halves]
+        with suppress_warnings():
+            runs = [ScoredTrials(fit_linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
+        return [] if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs) else runs
+
+    def replicate_costs(self, key: str, llr: Tensor, groups: JackknifeGroups) -> Tensor:
+        """Return C_ECE or Cllr of log-likelihood ratios of all trials, then without each group, ``(1 + G,)``."""
+        values = widen(_COSTS[key](torch.where(self.is_target, llr, -llr)))
+        means = []
+        for kind in (self.is_target, ~self.is_target):
+            first, second = groups.group_of_label[self.speakers_or_raise()[:, kind]]
+            second = torch.where(first == second, groups.num_groups, second)
+            each = torch.stack([values[kind], torch.ones_like(values[kind])])
+            gone = each.new_zeros(2, groups.num_groups + 1).index_add(1, first, each).index_add(1, second, each)
+            sums = each.sum(1, keepdim=True) - pad(gone[:, :-1], (1, 0))
+            means.append(sums[0] / sums[1])
+        return (means[0] + means[1]) / (2 * math.log(2))
+
+
+def calibrate_across_session_halves(
+    data: EvaluationData, trials_of: Callable[[EvaluationData], ScoredTrials], calibration: str = "linear"
+) -> list[ScoredTrials]:
+    """Return the trials of each half of every speaker's sessions, calibrated on those of the other half."""
+    runs = [trials_of(half._replace(processes=SINGLE_PROCESS)) for half in split_sessions(data)]
+    return [
+        attacked._replace(scores=transferred_llr(*attacked[:2], *fit[:2], calibration, validate_args=False))
+        for attacked, fit in (runs, runs[::-1])
+    ]
+
+
+def mean_c_ece(runs: Sequence[ScoredTrials]) -> Tensor:
+    """Return C_ECE, the mean over runs; NaN where no speaker has two sessions."""
+    return torch.stack([llr_disclosure(run.scores, run.is_target) for run in runs]).mean()
+
+
+def report_trials(
+    trials: Mapping[str, ScoredTrials],
+    fit: ScoredTrials | None = None,
+    num_speakers: int = 0,
+    similarity: str | None = "geometric",
+    intervals: float | None = None,
+) -> PrivacyReport:
+    """Return the report of scored trials by condition; their speakers are ``0 ... num_speakers - 1``.
+
+    ``fit``: trials of another run, on which the scores are calibrated. Without ``similarity`` there are no matrices.
+    """
+    labels = torch.arange(num_speakers)
+    with collect_warnings():
+        conditions = {
+            name: _report_condition(given, labels, similarity if name else None, intervals)
+            for name, given in trials.items()
+        }
+        report = join_conditions(conditions, labels, intervals=intervals)
+        if fit is not None:
+            attacked = trials[report.main_condition]
+            transfer, jackknife = _transfer_calibration(attacked, fit, labels if intervals else None)
+            scalars = transfer.scalars if intervals is None else add_intervals(transfer.scalars, jackknife, intervals)
+            report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
+    return add_checks_and_headline(report)
+
+
+def _report_condition(
+    given: ScoredTrials, labels: Tensor, similarity: str | None, confidence: float | None
+) -> ConditionReport:
+    scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
+    scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
+    report = ConditionReport(scalars, scores, is_llr=True)
+    if given.speakers is None:
+        return report
+    report = replace(report, calibrated=given.calibrate_across_speaker_halves)
+    labels = labels.to(given.scores.device)
+    groups, weights = split_labels_into_groups(labels), None
+    if similarity:
+        (llr,) = scores.make_finder([scores.laplace_llr_of_steps()])(given.scores)
+        means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
+        matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
+        summary = summarise_matrix(matrix, given.has_unordered_pairs)
+        weights = given.similarity_weight_per_trial(differentiate_similarity_by_llr(summary, matrix, similarity)[1])
+        speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
+        scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
+        mean_scores = partial(given.pair_means, given.scores, len(labels))
+        report = replace(report, matrix=matrix, similarity=summary, mean_scores=mean_scores, speakers=speakers)
+    if confidence is None or not scores.is_defined:
+        return report
+    counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
+    jackknives = [counts.make_jackknife(scalars)]
+    if report.similarity is not None and similarity:
+        replicates = replicate_diagonal_dominance(
+            counts, report.similarity, groups.group_of_label, given.has_unordered_pairs, similarity
+        )
+        jackknives.append(make_jackknife(replicates, groups, counts.min_speakers_per_class))
+    return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
+
+
+def _transfer_calibration(
+    attacked: ScoredTrials, fit: ScoredTrials, labels: Tensor | None
+) -> tuple[TransferredCalibration, Jackknife | None]:
+    """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
+    llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in CALIBRATIONS.items()}
+    scalars = {}
+    for kind, values in llr.items():
+        scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
+        scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_costs_and_sizes(values, attacked.is_target))
+    other = _report_condition(ScoredTrials(fit.scores, fit.is_target), torch.empty(0), None, None)
+    counts = torch.stack([~attacked.is_target, attacked.is_target])
+    transfer = TransferredCalibration(other, llr, counts, scalars)
+    if labels is None or attacked.speakers is None:
+        return transfer, None
+    groups = split_labels_into_groups(labels.to(attacked.scores.device))
+    kinds = [(key, kind) for kind in llr for key in _COSTS]
+    replicates = {f"{key}_{kind}": attacked.replicate_costs(key, llr[kind], groups) for key, kind in kinds}
+    return transfer, make_jackknife(replicates, groups)
