@@ -39,6 +39,8 @@ EXTRAS = {  # of the packages that need more than the core
     "lightning": ("plot", "lightning"),
     "cli": ("plot", "lightning", "cli", "audio"),
     "audio": ("cli", "audio", "f0"),
+    "report": ("plot", "report", "cli"),
+    "readers": ("cli",),
 }
 
 

@@ -140,7 +140,7 @@ def test_reference_and_enrolment_lists_apply(tmp_path, evaluate, folders, encode
     ],
 )
 def test_invalid_recordings_raise(tmp_path, folders, monkeypatch, capsys, options, message):
-    monkeypatch.setattr("vpmetrics._util.progress._SECONDS_BETWEEN_LINES", 1e9)  # of a busy machine
+    monkeypatch.setattr("vpmetrics.readers.progress._SECONDS_BETWEEN_LINES", 1e9)  # of a busy machine
     for name in "oa":
         (tmp_path / name).symlink_to(folders / name)
     write_voices(tmp_path / "less", "_anon", 1.3)

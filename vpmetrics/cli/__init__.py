@@ -55,8 +55,8 @@ def _run_printing_errors(options: Namespace) -> Literal[0, 2]:
     try:
         # What a command needs is imported when it runs, so that --help is quick.
         from vpmetrics._util.inputs import InputError, describe_error, read_files
-        from vpmetrics._util.progress import RaisingConsole
         from vpmetrics._util.scalar import printable
+        from vpmetrics.readers.progress import RaisingConsole
 
         command = getattr(import_module(f"vpmetrics.cli.{_MODULES[options.command]}"), options.command)
         options.argv = tuple(map(printable, options.argv))

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from vpmetrics._util.inputs import InputError, format_suffix, record_file
-from vpmetrics._util.progress import show_progress
 from vpmetrics._util.scalar import printable
 from vpmetrics.readers.embeddings import Column, Embeddings, mark_listed_references
+from vpmetrics.readers.progress import show_progress
 from vpmetrics.report.outputs import Sample
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import check_replaceable_file

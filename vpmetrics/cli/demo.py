@@ -20,7 +20,6 @@ from torch.nn.functional import normalize
 from torch.utils.data import DataLoader, TensorDataset
 
 from vpmetrics._util.inputs import InputError
-from vpmetrics._util.progress import show_progress
 from vpmetrics.attacks import Centred, Plain, RidgeToOriginal, WithinClassWhitening
 from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
@@ -28,6 +27,7 @@ from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.losses import PseudonymisationLoss
 from vpmetrics.readers.embeddings import Embeddings
 from vpmetrics.readers.evaluation import evaluate_embeddings
+from vpmetrics.readers.progress import show_progress
 from vpmetrics.report.outputs import Content, publish
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import Run, check_output_folder

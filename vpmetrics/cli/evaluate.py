@@ -15,12 +15,12 @@ from rich.console import Console
 
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.inputs import InputError, format_suffix, quote, read_files
-from vpmetrics._util.progress import show_progress
 from vpmetrics._util.scalar import printable
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, pick_worst_and_best_speakers
 from vpmetrics.readers import challenge, evaluation, trial_protocol
 from vpmetrics.readers.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
 from vpmetrics.readers.formats import READERS
+from vpmetrics.readers.progress import show_progress
 from vpmetrics.readers.trial_files import Trials, has_score_column, label_trials, read_key, read_map, read_scores
 from vpmetrics.report.outputs import Content, check_output_options, publish
 from vpmetrics.report.privacy_report import EvaluatedSystem

@@ -17,10 +17,10 @@ from torch import Tensor
 from vpmetrics._scores.registry import CI_SUFFIXES, scalar, scalar_key
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._util.inputs import InputError, quote
-from vpmetrics._util.progress import SetDone, show_progress
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
 from vpmetrics.readers.embeddings import Column
 from vpmetrics.readers.evaluation import NOT_REQUESTED, collect_notes
+from vpmetrics.readers.progress import SetDone, show_progress
 from vpmetrics.readers.trial_files import Trials, index_names, read_first_column, read_key, read_map
 from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
 from vpmetrics.report.verdict import Check, check_missing_trials, disclosure_keys, make_headline
