@@ -33,7 +33,7 @@ def one_small_figure(monkeypatch):
 @pytest.fixture
 def some_figures(monkeypatch):
     """For tests of where figures are logged: a few of them, by key."""
-    kinds = tuple(kind for kind in FIGURES if kind.key in {"deid_gvd", "quadrants", "path"})
+    kinds = tuple(kind for kind in FIGURES if kind.key in {"deid_gvd", "quadrants"})
     monkeypatch.setattr("vpmetrics.report.figures.FIGURES", kinds)
     return {kind.key for kind in kinds}
 

@@ -1,7 +1,5 @@
 """Systems with everything that figures show, each made once, and what is read from a figure."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from reports import make_report, make_trials, score_report
@@ -35,12 +33,6 @@ def systems():
         named = {"attributes": attributes, "utility": utility}
         made.append(EvaluatedSystem(f"system {number}", report, **named))
     return made
-
-
-@pytest.fixture(scope="session")
-def trained(systems):
-    history = [{"deid": 0.1 * epoch, "gvd": -0.5 * epoch, "epoch": epoch} for epoch in range(4)]
-    return [replace(system, history=history) for system in systems]
 
 
 @pytest.fixture(scope="session")

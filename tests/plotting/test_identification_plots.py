@@ -10,24 +10,11 @@ from samples import UNDEFINED, people
 
 from vpmetrics import ReidentificationRate, SinglingOut
 from vpmetrics.plotting.identification_plots import (
-    draw_cmc,
     draw_local_information,
     draw_over_utterances,
     draw_population_rate,
     draw_rank_histogram,
 )
-
-
-def test_the_cmc_is_the_share_of_ranks_up_to_k():
-    ranks = torch.tensor([1, 1, 1, 2, 2, 4])
-    histogram = torch.bincount(ranks - 1, minlength=5).double()
-    _, ax = draw_cmc(histogram, {"id_rate": 0.5}, None, "OP")
-    (curve,), (chance,) = lines_of(ax, "system"), lines_of(ax, "chance")
-    assert curve.get_ydata() == pytest.approx([(ranks <= k).double().mean().item() for k in range(1, 6)])
-    assert chance.get_ydata() == pytest.approx([k / 5 for k in range(1, 6)])
-    assert curve.get_label() == "OP (50.00)"
-    draw_cmc(torch.ones(8), {"id_rate": 0.125}, ax, "among eight")
-    assert [line.get_xdata()[-1] for line in lines_of(ax, "chance")] == [5, 8]
 
 
 def test_the_rank_histogram_shows_shares_and_no_empty_rank():

@@ -376,7 +376,7 @@ class PrivacyMonitor(CallbackBase):
         self._tags[suffix] = self._log(trainer, pl_module, tags, scalars, floats)
         if self._can_draw and figure_writers(trainer):
             history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fit else []
-            system = EvaluatedSystem(prefix, report, history=history)
+            system = EvaluatedSystem(prefix, report)
             draw = partial(_write_figures, trainer, system, suffix, logging_step(trainer))
             # The epoch of a figure need not be measured: the first measurement after it draws the figure.
             figure_epochs = [(row["epoch"] + 1) // (self.figures_every_n_epochs or 1) for row in history]

@@ -25,7 +25,8 @@ from vpmetrics.plotting.axes import (
     set_logarithmic_counts,
 )
 
-_RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_rate",)
+_RANK_KEYS = ("max_d", "mean_d")
+_LOCAL_KEYS = ("alid", "pdr")
 
 
 def draw_rank_histogram(histogram: Tensor, scalars: Mapping[str, Any], ax: Axes | None, title: str) -> PlotResult:
@@ -47,20 +48,6 @@ def draw_rank_histogram(histogram: Tensor, scalars: Mapping[str, Any], ax: Axes 
     disclosed = ", ".join(f"{scalar(key).heading} {scalar(key).show(float(scalars[key]))}" for key in _RANK_KEYS)
     ax.set_title(f"{as_label(title)}\n{disclosed} bit" if title else f"{disclosed} bit", fontsize="small")
     return finish_axes(ax)
-
-
-def draw_cmc(histogram: Tensor, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
-    """Draw the cumulative match characteristic: the share of utterances whose speaker is among the first k."""
-    ax, counts = axes_or_new(ax), histogram.detach().double().cpu().numpy()
-    ranks = np.arange(1, len(counts) + 1)
-    if not ax.lines:
-        set_logarithmic_counts(ax)
-        ax.set(xlabel="rank k", ylabel="share found within first k", ylim=(0, 1.03))
-    with np.errstate(invalid="ignore"):
-        shares = counts.cumsum() / counts.sum()
-    ax.plot(ranks, shares, **next_style(ax).curve(len(ranks)), label=label_with_values(label, _CMC_KEYS, scalars))
-    draw_chance(ax, ranks.tolist(), (ranks / max(len(ranks), 1)).tolist())
-    return finish_axes(ax, keys=_CMC_KEYS, loc="lower right")
 
 
 def draw_local_information(

@@ -61,7 +61,6 @@ def draw_zoo(
     ax: Axes | None,
     title: str = "",
     names: Sequence[str] | None = None,
-    quantity: str = "similarity",
 ) -> PlotResult:
     """Draw one point per speaker: the mean of own trials and of trials with others. Count the animals in the corners.
 
@@ -90,7 +89,7 @@ def draw_zoo(
     if names is not None:
         for name, *point in zip(np.asarray(names)[is_defined], x, y, strict=True):
             ax.annotate(str(name), tuple(point), xytext=(3, 3), textcoords="offset points", fontsize=6)
-    ax.set(xlabel=f"{quantity} within speaker", ylabel=f"{quantity} with others")
+    ax.set(xlabel="similarity within speaker", ylabel="similarity with others")
     ax.margins(0.12)
     return finish_axes(ax, title)
 

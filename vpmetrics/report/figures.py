@@ -16,13 +16,12 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vpmetrics._scores.measures import SCORE_MEASURES, actual_cross_entropy
-from vpmetrics._scores.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
-from vpmetrics._scores.speaker_similarity import diagonal_and_row_means
+from vpmetrics._scores.registry import CI_SUFFIXES, utility_direction
 from vpmetrics._util.validation import suppress_warnings
 from vpmetrics.plotting import identification_plots, score_plots
-from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_label, figure_of, move_legend_beside
+from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, figure_of, move_legend_beside
 from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_tested_and_enrolled, draw_zoo
-from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path, draw_utility
+from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_utility
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem, choose_original_name
 from vpmetrics.report.trial_report import ScoredTrials, report_trials
 
@@ -175,8 +174,8 @@ def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
 def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
     points = [(system.name, system.scalars) for system in systems]
     points = [row for row in points if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))]
-    if not points or (len(systems) == 1 and systems[0].history):
-        return None  # a path ends in the same point
+    if not points:
+        return None
     (ax,) = layout.make_axes()
     # Original speech gives a single point its scale.
     draw_deid_gvd([(choose_original_name(systems), {"deid": 0, "gvd": 0}), *points], ax)
@@ -191,6 +190,17 @@ def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayou
         points = [(each.name, each.scalars, each.utility[name]) for each in measured if name in each.utility]
         draw_utility(points, name, utility_direction(name) == "low", ax)
     return _finish_figure(axes)
+
+
+def _draw_det_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
+    chosen = _choose_conditions(systems, lambda _: True)
+    if not chosen:
+        return None
+    det_axes, roc_axes = layout.make_axes(2)
+    for shown in chosen:
+        score_plots.draw_det(shown.steps, shown.scalars, det_axes, shown.label)
+        score_plots.draw_log_roc(shown.steps, shown.scalars, roc_axes, shown.label)
+    return _finish_figure([det_axes, roc_axes])
 
 
 def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
@@ -282,26 +292,6 @@ def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
             identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
 
 
-def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
-    chosen = _choose_conditions(systems, _has_conversations)
-    chosen = [shown for shown in chosen if shown.condition not in ("OO", "within")]
-    if not chosen or not layout.is_page:
-        return None
-    axes = layout.make_axes(2, (4.8, 3.6))
-    for shown in chosen:
-        bits_over = shown.system.report.bits_over
-        values = bits_over(_doubling_conversation_lengths(shown)) if bits_over is not None else {}
-        keys = ("d_ece", "d_ece_strongest", "mean_d", "mean_d_chance")
-        cosine, strongest, ranks, chance = (_curve_of_key(values, scalar_key(shown.condition, key)) for key in keys)
-        for curve, label in ((cosine, shown.title), (strongest, f"{shown.title}, attacked")):
-            if curve:
-                name, highest = axis_label("d_ece", "\n"), scalar("d_ece").range[1]
-                identification_plots.draw_over_utterances(curve, math.nan, axes[0], label, name, highest)
-        name, highest = axis_label("mean_d"), 1.02 * math.log2(max(2.0, float(shown.report.scalars["gallery"])))
-        identification_plots.draw_over_utterances(ranks, chance, axes[1], shown.title, name, highest)
-    return figure_of(axes[0])
-
-
 def _doubling_conversation_lengths(shown: ShownCondition) -> list[int]:
     """Return 1, 2, 4, … up to the median number of test utterances of a speaker, at most 32."""
     return [2**power for power in range(6) if 2**power <= shown.report.population.median_num_test_utterances()]
@@ -325,12 +315,6 @@ FIGURES = (
         "than those on the line in both disclosure and utility. Whiskers are confidence intervals.",
         _draw_utility_figure),
     FigureKind(
-        "path", "Path of the training",
-        "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.",
-        _axes_per_system(
-            lambda system, ax: draw_path(system.history, ax),
-            lambda system: system.history and {"deid", "gvd"} <= set(system.scalars), (5.9, 4.4))),
-    FigureKind(
         "attacks", "Disclosure to each attack",
         "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
         "longest bar is the largest of many noisy numbers; the strongest attack in the tables is chosen on other "
@@ -351,15 +335,10 @@ FIGURES = (
                 shown.report.scores.measure_input, shown.scalars, ax, shown.title))),
     FigureKind(
         "det", "DET curve",
-        "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "
-        "the more private. The marker is the equal error rate (EER).",
-        _overlay_conditions(lambda shown, ax: score_plots.draw_det(shown.steps, shown.scalars, ax, shown.label))),
-    FigureKind(
-        "roc", "ROC at low false-positive rates",
-        "Share of target trials found (TPR) over the share of non-target trials mistaken for them (FPR), on "
-        "logarithmic axes. The closer to the dashed line of chance, the more private. Markers: FPR of 1 % and 0.1 %, "
-        "what an attacker finds who must rarely be wrong.",
-        _overlay_conditions(lambda shown, ax: score_plots.draw_log_roc(shown.steps, shown.scalars, ax, shown.label))),
+        "Above: miss rate over false-alarm rate for all thresholds, on probit axes. The marker is the raw equal error "
+        "rate (EER). Below: share of target trials found (TPR) over the share of non-target trials mistaken for them "
+        "(FPR), on logarithmic axes. Markers: FPR of 1 % and 0.1 %, what an attacker finds who must rarely be wrong. "
+        "The closer to the dashed line of chance, the more private.", _draw_det_figure),
     FigureKind(
         "ece_profile", "ECE profiles",
         "Empirical cross-entropy: the uncertainty of an attacker who sees the scores, over all priors. The closer "
@@ -393,14 +372,6 @@ FIGURES = (
                 _legible_speaker_names(shown.system)),
             lambda report: report.similarity is not None, shared_axes="xy")),
     FigureKind(
-        "zoo_scores", "Zoo plot of scores", "The same from mean scores, before any calibration.",
-        # Very many speakers have no matrix.
-        _panel_per_condition(
-            lambda shown, ax: draw_zoo(
-                *diagonal_and_row_means(shown.report.mean_scores()), ax, shown.title,
-                _legible_speaker_names(shown.system), "score"),
-            lambda report: report.matrix is not None and report.mean_scores is not None, shared_axes="xy")),
-    FigureKind(
         "speakers", "Disclosure of each speaker",
         "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested speaker and as the "
         "enrolled one. The largest of many noisy numbers is too large; a speaker far above the others is protected "
@@ -418,21 +389,6 @@ FIGURES = (
                 shown.report.identification.histogram, shown.scalars, ax, shown.title),
             lambda report: report.identification is not None)),
     FigureKind(
-        "cmc", "Cumulative match characteristic",
-        "How often the true speaker is among the k most similar ones. On the dashed line speakers are found by chance.",
-        _overlay_conditions(
-            lambda shown, ax: identification_plots.draw_cmc(
-                shown.report.identification.histogram, shown.scalars, ax, shown.label),
-            lambda report: report.identification is not None)),
-    FigureKind(
-        "local_information", "Local information disclosure",
-        "Share of trials that disclose more than x bits about their speaker.",
-        _overlay_conditions(
-            lambda shown, ax: identification_plots.draw_local_information(
-                shown.report.identification.bits, len(shown.report.identification.histogram), shown.scalars, ax,
-                shown.label),
-            lambda report: report.identification is not None and report.identification.bits is not None)),
-    FigureKind(
         "people", "Re-identification in a population",
         "How often the speaker of an utterance is the most similar of N people: by cosine and, where attacks "
         "were tried, after the strongest attack, which searches among speakers it was not fitted on. Dotted: "
@@ -442,8 +398,4 @@ FIGURES = (
         "How often the speaker is found by the mean of several utterances: by cosine and, where attacks were tried, "
         "after the strongest attack. A rising curve: protection by noise, which averaging removes.",
         _overlay_conditions(_draw_conversation_lengths, _has_conversations)),
-    FigureKind(
-        "bits_over_utterances", "Disclosure of several utterances",
-        "What the mean of several utterances discloses: by cosine, to the strongest attack where attacks were tried, "
-        "and by ranks. Dashed: chance level of ranks.", _draw_bits_figure),
 )  # fmt: skip

@@ -143,8 +143,8 @@ class PrivacyReport:
 class EvaluatedSystem:
     """A report with the name of its system, and what is shown with it.
 
-    ``speakers``: names of the speakers, in the order of their labels. ``history``: one row of scalars per measurement
-    of a training. ``groups``: reports of parts of the trials, by name; ``weights``: their weights in an average.
+    ``speakers``: names of the speakers, in the order of their labels. ``groups``: reports of parts of the trials,
+    by name; ``weights``: their weights in an average.
     ``no_attacks``: why no attack was tried. ``utility``: values such as a word error rate, by name. ``attributes``:
     disclosure of each attribute of speakers. ``dataset``: the data set of a challenge. ``challenge_condition_names``:
     its name of each condition. ``part_of``: name of the system that combines this one with those of other encoders.
@@ -154,7 +154,6 @@ class EvaluatedSystem:
     report: PrivacyReport
     speakers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    history: Sequence[Mapping[str, float]] = ()
     groups: Mapping[str, EvaluatedSystem] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
     utterances: int = 0
