@@ -178,8 +178,6 @@ def test_names_of_a_rejected_batch_are_forgotten():
     assert not metric.speaker_names
 
 
-bootstrap = partial(F.bootstrap, preds=torch.arange(4.0), target=FOUR % 2, speakers=(HALF, tensor([1, 0, 0, 1])))
-drawn = partial(F.bootstrap_embeddings, torch.eye(4), torch.eye(4), HALF)
 attributes = partial(F.attribute_disclosure, torch.randn(8, 3), speakers=torch.arange(8) // 2)
 similar = lambda scoring: compute(vp.DeIdentification(scoring=scoring), **embeddings()[0])  # noqa: E731
 ROWS = torch.ones(3, 4)
@@ -228,20 +226,6 @@ INVALID_CALLS = [
     (lambda: attributes(labels=THREE), ValueError, r"`labels` to have shape \(8,\)"),
     (lambda: attributes(labels=torch.arange(8) % 2, confidence=1.5), ValueError, "`confidence` to lie between 0 and 1"),
     (lambda: attributes(labels=torch.arange(8) % 2, permutations=-1), ValueError, "`permutations` to be at least 0"),
-    (lambda: bootstrap(speakers=EYE), TypeError, "`speakers` to be two tensors, of the enrolment and the test side"),
-    (lambda: bootstrap(speakers=[torch.zeros(4)] * 2), TypeError, "of the enrolment side` to have an integer dtype"),
-    (lambda: bootstrap(speakers=[HALF, THREE]), ValueError, "test side` to have shape"),
-    (lambda: bootstrap(speakers=[HALF, HALF]), ValueError, "2 of 4 trials are labelled otherwise"),
-    (lambda: bootstrap(measures=["l_w"]), ValueError, "`measures` to be some of d_ece, d_ece_reversed"),
-    (lambda: bootstrap(measures="eer"), TypeError, "`measures` to be a sequence of names"),
-    (lambda: bootstrap(replicates=1), ValueError, "`replicates` to be at least 2, but got 1"),
-    (lambda: bootstrap(replicates=2.0), TypeError, "`replicates` to be a whole number"),
-    (lambda: bootstrap(confidence=95), ValueError, "`confidence` to lie between 0 and 1, but got 95"),
-    (lambda: bootstrap(confidence="0.95"), TypeError, "`confidence` to be a number"),
-    (lambda: bootstrap(seed=1.5), TypeError, "`seed` to be a whole number"),
-    (lambda: drawn(measures=["d_ece"]), ValueError, "`measures` to be some of deid, gvd, oo_d_ece"),
-    (lambda: drawn(similarity="linear"), ValueError, "`similarity` to be one of"),
-    (lambda: drawn(seed=-1), ValueError, "`seed` to be at least 0"),
     (lambda: see(original=None, protected=None), ValueError, "`original` or `protected`, but got neither"),
     (lambda: see(original=[1.0]), TypeError, "`original` to be a tensor, but got list"),
     (lambda: see(original=ROWS.long()), TypeError, "`original` to have a floating dtype"),

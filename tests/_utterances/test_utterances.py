@@ -102,7 +102,6 @@ NO_WIDTH, PAIRED = torch.empty(4, 0), torch.arange(4) // 2
     [
         (vp.VoicePrivacy().update, (NO_WIDTH, NO_WIDTH, PAIRED)),
         (F.voice_similarity_matrix, (NO_WIDTH, NO_WIDTH, PAIRED)),
-        (F.bootstrap_embeddings, (NO_WIDTH, NO_WIDTH, PAIRED)),
         (F.conversations, (NO_WIDTH, None, PAIRED, 2)),
         (F.rank_histogram, (NO_WIDTH, PAIRED)),
         (F.rank_histogram, (torch.ones(4, 1), PAIRED, NO_WIDTH, PAIRED)),

@@ -72,15 +72,11 @@ def score_jackknife(trials):
     return intervals_in({key: value for each in values for key, value in each.items()})
 
 
-def score_bootstrap(trials, replicates=200):
-    values = F.bootstrap(*trials, replicates=replicates, validate_args=False)
-    return {key: (float(each.low), float(each.high)) for key, each in values.items()}
-
-
 def score_independent(trials):
     """As if every trial had speakers of its own."""
     preds, target, _ = trials
-    return score_bootstrap((preds, target, (torch.arange(len(preds)),) * 2), replicates=60)
+    trial = torch.arange(len(preds))
+    return score_jackknife((preds, target, (trial, trial)))
 
 
 @dataclass(frozen=True)
@@ -131,13 +127,6 @@ def suite_values(rows, keys=None, attacks=None, intervals=None):
 
 def suite_jackknife(rows):
     return intervals_in(suite_values(rows, intervals=0.95))
-
-
-def suite_bootstrap(rows):
-    sides = {key: rows[key] for key in ("original", "protected", "speakers")}
-    measures = [key for key in suite_keys(rows) if not key.startswith("across")]
-    values = F.bootstrap_embeddings(**sides, measures=measures, replicates=200, validate_args=False)
-    return {key: (float(each.low), float(each.high)) for key, each in values.items()}
 
 
 @dataclass

@@ -2,11 +2,11 @@
 
 from . import (  # noqa: F401
     attacks,
-    bootstrap,
     isotonic,
     local,
     population,
     rank,
+    resampling,
     similarity,
     speakers,
     strongest,

@@ -1,6 +1,6 @@
 """The registry of score measures, and the formulas behind them: each is a function of counted trials.
 
-Report, confidence intervals, bootstrap, binned metrics, tables, JSON schema, help and tests derive from
+Report, confidence intervals, binned metrics, tables, JSON schema, help and tests derive from
 :data:`SCORE_MEASURES`. To add one, write its formula and its entry here, its slow reference and its test.
 """
 

@@ -2,7 +2,6 @@
 
 from vpmetrics._identification.beta_binomial import fit_beta_binomial
 from vpmetrics.functional.attributes import attribute_disclosure
-from vpmetrics.functional.bootstrap import bootstrap, bootstrap_embeddings
 from vpmetrics.functional.features import codebook_histogram, f0_histogram
 from vpmetrics.functional.isotonic import isotonic_regression, pav_llr
 from vpmetrics.functional.local import (
@@ -40,8 +39,6 @@ from vpmetrics.functional.zebra import (
 
 __all__ = [
     "attribute_disclosure",
-    "bootstrap",
-    "bootstrap_embeddings",
     "calibration_distortion",
     "cllr",
     "codebook_histogram",
