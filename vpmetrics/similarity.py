@@ -20,7 +20,8 @@ from vpmetrics._util.validation import check_choice
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.similarity import de_identification, voice_distinctiveness
-from vpmetrics.report.embedding_report import ReportSettings, report_embeddings
+from vpmetrics.report.embedding_report import report_embeddings
+from vpmetrics.report.parts import ReportSettings
 
 
 class _SimilarityMetric(EmbeddingMetric):

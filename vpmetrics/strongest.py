@@ -25,7 +25,8 @@ from vpmetrics._utterances.utterances import EvaluationData, encode_labels
 from vpmetrics.attacks import STANDARD
 from vpmetrics.attacks.base import is_made_for
 from vpmetrics.attacks.moments import MomentSums, add_moment_sums, measure_moments
-from vpmetrics.report.embedding_report import ReportSettings, report_embeddings
+from vpmetrics.report.embedding_report import report_embeddings
+from vpmetrics.report.parts import ReportSettings
 
 if TYPE_CHECKING:
     from vpmetrics.attacks.cross_fitting import CrossFittedAttacks

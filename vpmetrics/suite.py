@@ -25,7 +25,8 @@ from vpmetrics._util.validation import check_choice, check_finite_slope, check_w
 from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.rank import MODELS
-from vpmetrics.report.embedding_report import ReportSettings, report_embeddings
+from vpmetrics.report.embedding_report import report_embeddings
+from vpmetrics.report.parts import ReportSettings
 from vpmetrics.report.privacy_report import PrivacyReport, add_checks_and_headline
 from vpmetrics.strongest import AttackedMetric, Attacks
 

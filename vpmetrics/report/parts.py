@@ -1,0 +1,326 @@
+"""The parts of a report of one condition: each is computed by one function, from what it is given and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from vpmetrics._identification.identification import Identification
+from vpmetrics._identification.population import ConversationProtocol, PopulationRates
+from vpmetrics._identification.singling_out import singling_out_rates
+from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_scores
+from vpmetrics._scores.jackknife import (
+    Jackknife,
+    JackknifeGroups,
+    ReplicateCellCounts,
+    count_replicates,
+    make_jackknife,
+    replicate_diagonal_dominance,
+)
+from vpmetrics._scores.measures import SCORE_MEASURES, expected_disclosure
+from vpmetrics._scores.pair_blocks import PairBlocks
+from vpmetrics._scores.scorers import Scoring, resolve_scoring
+from vpmetrics._scores.speaker_disclosure import (
+    SpeakerDisclosure,
+    average_bits_by_speaker,
+    compute_speaker_disclosure,
+    speaker_scalars,
+)
+from vpmetrics._scores.speaker_similarity import SimilaritySummary, summarise_similarity
+from vpmetrics._util.validation import warn_if
+from vpmetrics._utterances.conditions import WITHOUT_SESSIONS, Condition
+from vpmetrics._utterances.utterances import EvaluationData
+from vpmetrics.report.trial_report import ScoredTrials, calibrate_across_session_halves, mean_c_ece
+
+if TYPE_CHECKING:
+    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks, StrongestResult
+
+_COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
+
+
+class Part(Enum):
+    """A part of the report of a condition. Score measures are always computed: every other part needs the scores."""
+
+    SCORES = "scores"
+    SIMILARITY = "similarity"
+    LINKABILITY_CHANCE = "linkability chance"
+    RANKS = "ranks"
+    LOCAL = "local information"
+    SPEAKERS = "speakers"
+    WORST_SPEAKER = "worst speaker"
+    ATTACKS = "attacks"
+    POPULATION = "population"
+    ATTACKED_POPULATION = "population after attacks"
+    CALIBRATION = "calibration"
+
+
+# The part that computes each family of the registry.
+PART_OF_FAMILY = {
+    "score": Part.SCORES,
+    "matrix": Part.SIMILARITY,
+    "chance": Part.LINKABILITY_CHANCE,
+    "rank": Part.RANKS,
+    "local": Part.LOCAL,
+    "speaker": Part.SPEAKERS,
+    "worst": Part.WORST_SPEAKER,
+    "attack": Part.ATTACKS,
+    "population": Part.POPULATION,
+    "attacked_population": Part.ATTACKED_POPULATION,
+    "calibration": Part.CALIBRATION,
+}
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """How embeddings are compared and what is computed from their scores, see :class:`vpmetrics.VoicePrivacy`.
+
+    ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None asks for all.
+    """
+
+    similarity: str = "geometric"
+    scoring: Scoring = "cosine"
+    slope: float | None = None
+    rank_model: str = "empirical"
+    bandwidth: float | None = None
+    enrolment: Literal["utterance", "speaker"] | None = None
+    sizes: tuple[int, ...] = ()
+    families: frozenset[tuple[str, str]] | None = None
+    intervals: float | None = None
+    measures: frozenset[str] | None = None
+
+    def needs_condition(self, condition: str) -> bool:
+        """Return whether any number of a condition is needed."""
+        return self.families is None or any(name == condition for name, _ in self.families)
+
+    def parts_of(self, condition: str) -> frozenset[Part]:
+        """Return the parts that the report of a condition needs."""
+        if self.families is None:
+            return frozenset(Part)
+        return frozenset(PART_OF_FAMILY[family] for name, family in self.families if name == condition)
+
+
+@dataclass(frozen=True, eq=False)
+class ScoresPart:
+    """Scores of a condition, its score measures, and with intervals the counts without each jackknife group."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+    scores: ConditionScores
+    counts: ReplicateCellCounts | None
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityPart:
+    """Similarities of speakers: their matrix where it is small enough to keep, and its diagonal dominance."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+    summary: SimilaritySummary
+    matrix: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class IdentificationPart:
+    """What the ranks of probes disclose and, where needed, their local information."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+    identification: Identification
+
+
+@dataclass(frozen=True, eq=False)
+class SpeakersPart:
+    """What the trials of every single speaker disclose."""
+
+    scalars: dict[str, Tensor]
+    replicates: None
+    disclosure: SpeakerDisclosure
+
+
+@dataclass(frozen=True, eq=False)
+class AttacksPart:
+    """What attacks that were fitted on other speakers disclose."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+    strongest: StrongestResult
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationPart:
+    """How often speakers are found in a population."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+    rates: PopulationRates
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationPart:
+    """C_ECE with a calibration from other sessions."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+
+
+def form_all_pairs(data: EvaluationData, condition: Condition, settings: ReportSettings) -> PairBlocks:
+    """Return all trials of a condition, not scored yet."""
+    enrolment, test = data.sides(condition, settings.enrolment)
+    return PairBlocks(
+        enrolment,
+        test,
+        len(data.speakers),
+        resolve_scoring(settings.scoring),
+        condition,
+        data.processes,
+        keep_digits=settings.bandwidth is None,
+    )
+
+
+def score_pairs(pairs: PairBlocks, condition: Condition, settings: ReportSettings) -> ConditionScores:
+    """Return the scores of all trials; warn where bins are too wide to know their D_ECE."""
+    scores = collect_pair_scores(pairs, settings.bandwidth)
+    if scores.worst_counts is not None:
+        # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, separation the highest.
+        least = expected_disclosure(scores.counts.ascending)
+        most = expected_disclosure(scores.worst_counts().ascending)
+        text = (
+            f"Scores of {condition.name} share bins that are too wide: its D_ECE may be off by {{:.3f}} bit. "
+            "Measure fewer utterances, or scale what is compared."
+        )
+        warn_if(most - least, lambda bound: text.format(bound) if bound > _COARSE_BINS else None)
+    return scores
+
+
+def compute_scores(
+    pairs: PairBlocks,
+    scores: ConditionScores,
+    speakers: Tensor,
+    groups: JackknifeGroups | None,
+    settings: ReportSettings,
+    similarity: tuple[SimilaritySummary, Tensor | None] | None,
+) -> ScoresPart:
+    """Compute the score measures; ``similarity``: summary and matrix, where replicates of these are needed."""
+    keys = set(SCORE_MEASURES) if settings.measures is None else settings.measures
+    scalars = {}
+    for key, measure in SCORE_MEASURES.items():
+        if key in keys:
+            scalars[key] = measure(scores.measure_input)
+    if groups is None or not scores.is_defined:
+        return ScoresPart(scalars, None, scores, None)
+    summary, matrix = (None, None) if similarity is None else similarity
+    counts = count_replicates(pairs, scores, groups, speakers, summary, matrix, settings.similarity)
+    return ScoresPart(scalars, counts.make_jackknife(scalars), scores, counts)
+
+
+def summarise_pairs(
+    pairs: PairBlocks, scores: ConditionScores, settings: ReportSettings
+) -> tuple[SimilaritySummary, Tensor | None]:
+    """Return the similarities of speakers as a summary, and their matrix where it is kept."""
+    return summarise_similarity(pairs, scores, settings.similarity)
+
+
+def compute_similarity(
+    similarity: tuple[SimilaritySummary, Tensor | None], scored: ScoresPart, speakers: Tensor, settings: ReportSettings
+) -> SimilarityPart:
+    """Compute the diagonal dominance of the similarity matrix; the part has speakers in the order of their labels."""
+    summary, matrix = similarity
+    scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
+    replicates = None
+    counts = scored.counts
+    if counts is not None:
+        group_of_speaker = counts.groups.find_groups(speakers)
+        values = replicate_diagonal_dominance(
+            counts, summary, group_of_speaker, scored.scores.has_unordered_pairs, settings.similarity
+        )
+        replicates = make_jackknife(values, counts.groups, counts.min_speakers_per_class)
+    order = speakers.argsort(stable=True)
+    ordered_summary = summary._replace(
+        within_speaker=summary.within_speaker[order],
+        between_speakers=summary.between_speakers[order],
+        pair_sums=summary.pair_sums[:, order],
+    )
+    ordered_matrix = None if matrix is None else matrix[order][:, order]
+    return SimilarityPart(scalars, replicates, ordered_summary, ordered_matrix)
+
+
+def compute_speakers(
+    pairs: PairBlocks, scores: ConditionScores, speakers: Tensor, identification: Identification
+) -> SpeakersPart:
+    """Compute what the trials and the probes of every speaker disclose."""
+    disclosure = compute_speaker_disclosure(pairs, scores, speakers)
+    scalars = speaker_scalars(disclosure, average_bits_by_speaker(identification))
+    return SpeakersPart(scalars, None, disclosure)
+
+
+def compute_attacks(
+    attacks: CrossFittedAttacks, condition: Condition, scored: ScoresPart, groups: JackknifeGroups | None
+) -> AttacksPart:
+    """Compute what the strongest attack on a condition discloses; never less than plain comparison."""
+    plain_replicates = None
+    if scored.counts is not None:
+        plain_replicates = scored.counts.measure_input.counts
+    strongest = attacks.strongest(condition, groups, scored.scores.counts, plain_replicates)
+    replicates = None
+    if groups is not None and strongest.replicates is not None:
+        replicates = make_jackknife(strongest.replicates, groups)
+    return AttacksPart(strongest.scalars(), replicates, strongest)
+
+
+def compute_population(
+    data: EvaluationData,
+    condition: Condition,
+    settings: ReportSettings,
+    parts: frozenset[Part],
+    groups: JackknifeGroups | None,
+    attacks: CrossFittedAttacks | None,
+    attacked: AttacksPart | None,
+) -> PopulationPart:
+    """Compute how often speakers are found among as many people as ``settings.sizes`` says."""
+    sizes = settings.sizes
+    protocol = ConversationProtocol(condition, settings.scoring)
+    strongest = None if attacked is None else attacked.strongest
+    rates = PopulationRates(data, protocol, settings.bandwidth, attacks, strongest)
+    scalars: dict[str, Tensor] = {}
+    if Part.POPULATION in parts:
+        scalars |= rates(sizes)
+        # Conversations of several sessions cannot calibrate each other.
+        if condition.name in WITHOUT_SESSIONS:
+            scalars |= singling_out_rates(data, protocol, sizes)
+    if Part.ATTACKED_POPULATION in parts:
+        for key, value in rates.after_strongest_attack(sizes).items():
+            scalars[f"{key}_strongest"] = value
+    replicates = None
+    if groups is not None:
+        replicates = make_jackknife(rates.replicates(sizes, groups), groups)
+    return PopulationPart(scalars, replicates, rates)
+
+
+def compute_calibration(
+    data: EvaluationData, condition: Condition, settings: ReportSettings, groups: JackknifeGroups | None
+) -> CalibrationPart:
+    """Compute C_ECE with a calibration from other sessions, fitted once and used for every replicate."""
+
+    def score_run(run: EvaluationData) -> ScoredTrials:
+        pairs = form_all_pairs(run, condition, settings)
+        scores, is_target = pairs.scores_and_labels()
+        return ScoredTrials(scores, is_target, run.speakers[pairs.trial_speakers()])
+
+    runs = calibrate_across_session_halves(data, score_run)
+    scalars = {"c_ece": mean_c_ece(runs)}
+    if groups is None:
+        return CalibrationPart(scalars, None)
+    costs: Sequence[Tensor] = [_replicate_c_ece(run, groups) for run in runs]
+    replicates = {"c_ece": torch.stack(list(costs)).mean(0)}
+    return CalibrationPart(scalars, make_jackknife(replicates, groups))
+
+
+def _replicate_c_ece(run: ScoredTrials, groups: JackknifeGroups) -> Tensor:
+    """Return C_ECE of calibrated trials of all speakers and without each group, ``(1 + G,)``."""
+    places = torch.searchsorted(groups.labels, run.speakers_or_raise().contiguous())
+    return run._replace(speakers=places).replicate_costs("c_ece", run.scores, groups)
