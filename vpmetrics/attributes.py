@@ -19,7 +19,8 @@ from vpmetrics._util.validation import (
     collect_warnings,
     reject_options,
 )
-from vpmetrics._utterances.utterances import as_squeezed_tensor, encode_labels
+from vpmetrics._utterances.encoders import as_squeezed_tensor
+from vpmetrics._utterances.utterances import encode_labels
 from vpmetrics.functional.attributes import attribute_disclosure
 
 
@@ -100,7 +101,7 @@ class AttributeDisclosure(PrivacyMetric):
             speakers: Speaker of each row, ``(B,)``: integers or strings.
             attributes: Labels ``(B,)`` of each attribute, integers or strings.
         """
-        original, protected = as_squeezed_tensor(original, "original"), as_squeezed_tensor(protected, "protected")
+        original, protected = as_squeezed_tensor("original", original), as_squeezed_tensor("protected", protected)
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
         for name in self.attributes:

@@ -21,6 +21,7 @@ from vpmetrics._util.validation import (
     reject_options,
 )
 from vpmetrics._utterances.conditions import Condition, look_up_condition
+from vpmetrics._utterances.encoders import Embeddings, Encoder
 from vpmetrics._utterances.utterances import EvaluationData, encode_labels
 from vpmetrics.attacks import STANDARD
 from vpmetrics.attacks.base import is_made_for
@@ -37,6 +38,7 @@ Attacks = Literal["standard"] | Sequence[Any] | None
 class AttackedMetric(IntervalEmbeddingMetric):
     """Base of metrics that try attacks; ``observe`` lets the attacks learn from further speakers."""
 
+    takes_encoders = True
     __jit_unused_properties__: ClassVar[list[str]] = [*EmbeddingMetric.__jit_unused_properties__, "attack_names"]
 
     def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:
@@ -58,8 +60,8 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
     def observe(
         self,
-        original: Tensor,
-        protected: Tensor,
+        original: Embeddings,
+        protected: Embeddings,
         speakers: Tensor | Sequence[str],
         sessions: Tensor | None = None,  # noqa: ARG002
     ) -> None:
@@ -69,19 +71,21 @@ class AttackedMetric(IntervalEmbeddingMetric):
         ``compute`` adds the moments of all processes. They are kept until ``reset(observed=True)``.
 
         Args:
-            original: Embeddings ``(B, D)`` of original speech.
+            original: Embeddings ``(B, D)`` of original speech; dictionaries where those of ``update`` are.
             protected: Embeddings ``(B, D)`` of their protected versions, row by row.
             speakers: Speaker of each row, ``(B,)``; a speaker has the same label in every batch.
             sessions: Accepted as in ``update``, and ignored: attacks search for the speaker in all sessions.
         """
-        for name, side in (("original", original), ("protected", protected)):
-            check_floating(name, side)
-        labels = encode_labels(speakers).to(original.device)
-        check_embeddings(original, protected, labels, width=self._embedding_width())
+        original_rows, protected_rows, encoders = self._join_encoders(original, protected)
+        check_floating("original", original_rows)
+        check_floating("protected", protected_rows)
+        labels = encode_labels(speakers).to(original_rows.device)
+        check_embeddings(original_rows, protected_rows, labels, width=self._embedding_width())
         if self.validate_args:
-            check_finite_embeddings(original, protected)
+            check_finite_embeddings(original_rows, protected_rows)
         self._raise_if_synced()
-        self._add_observed(measure_moments(original, protected, labels))
+        self._add_observed(measure_moments(original_rows, protected_rows, labels))
+        self._latest_encoders = encoders
         self._computed = None
 
     def _add_observed(self, moments: MomentSums) -> None:
@@ -120,6 +124,9 @@ class AttackedMetric(IntervalEmbeddingMetric):
         moments = [MomentSums(*(part.to(device) for part in parts)) for parts in gathered if parts is not None]
         observed = add_moment_sums(moments) if moments else None
         return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
+
+    def _known_encoders(self) -> tuple[Encoder, ...]:
+        return super()._known_encoders() if self._observed is None else self._latest_encoders
 
     def _embedding_width(self) -> int | None:
         observed_width = None if self._observed is None else self._observed.sums.shape[1] // 2

@@ -37,7 +37,9 @@ class VoicePrivacy(AttackedMetric):
     r"""All numbers of the other embedding metrics, from one copy of the embeddings, each condition scored once.
 
     As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)`` and
-    ``speakers (B,)``, and optionally ``is_reference``, ``utterances``, ``sessions`` and ``groups`` ``(B,)``.
+    ``speakers (B,)``, and optionally ``is_reference``, ``utterances``, ``sessions`` and ``groups`` ``(B,)``. Several
+    encoders or features of the same speech are dictionaries ``{"ecapa": (B, 192), "wavlm": (B, 512)}`` on both sides:
+    attackers use them together, all other numbers are of the first one, and ``report().encoders`` has each alone.
 
     As output of ``compute`` the metric returns a flat dictionary of scalars. With ``metrics="headline"``:
 
@@ -149,7 +151,12 @@ class VoicePrivacy(AttackedMetric):
             for group in data.groups():
                 part = data.of_group(group)
                 groups[group] = add_checks_and_headline(self._compute_report(part), part)
-        return replace(report, groups=groups)
+            encoders = {}
+            if len(data.encoders) > 1:
+                for index, encoder in enumerate(data.encoders):
+                    alone = data.of_encoder(index)
+                    encoders[encoder.name] = add_checks_and_headline(self._compute_report(alone), alone)
+        return replace(report, groups=groups, encoders=encoders)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the requested scalars (see ``metrics``) over all utterances so far."""
@@ -220,5 +227,5 @@ class VoicePrivacy(AttackedMetric):
         names = ("similarity", "scoring", "slope", "rank_model", "bandwidth", "enrolment", "sizes", "intervals")
         settings = ReportSettings(**{name: getattr(self, name) for name in names}, families=families, measures=measures)
         make_attacks = None if self.attacks is None else partial(self._fit_attacks, data)
-        report = report_embeddings(data, settings, make_attacks)
+        report = report_embeddings(data.of_encoder(0), settings, make_attacks)
         return replace(report, speaker_names=dict(self.speaker_names))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._base.privacy_metric import ClassOrInstanceValue
-from vpmetrics._base.score_metric import ScoreMetric, TrialMetric
+from vpmetrics._base.score_metric import ScoreMetric, TrialMetric, as_trials
 from vpmetrics._scores.measures import (
     cllr_costs_and_sizes,
     cllr_from_sums,
@@ -176,6 +176,7 @@ class Cllr(TrialMetric):
 
     def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> None:
         """Accumulate a batch of trials; ``speakers``, of the enrolment side and of the test side, for ``intervals``."""
+        preds, target = as_trials(preds, target, self.device)
         both = self._check_batch(preds, target, speakers)
         if self.intervals is not None:
             self._store_trials(preds, target, both)

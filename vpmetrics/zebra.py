@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vpmetrics._base.privacy_metric import PrivacyMetric
-from vpmetrics._base.score_metric import ScoreMetric
+from vpmetrics._base.score_metric import ScoreMetric, as_trials
 from vpmetrics._scores.calibration import transferred_llr
 from vpmetrics._scores.measures import minimum_cross_entropy
+from vpmetrics._util.arrays import as_floating_tensor
 from vpmetrics._util.dtypes import at_least_float32
 from vpmetrics._util.validation import check_choice, check_trials, reject_options
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_both_signs
@@ -104,6 +105,7 @@ class CalibrationDistortion(PrivacyMetric):
 
     def update(self, preds: Tensor, target: Tensor, run: int) -> None:
         """Accumulate a batch of trials: of ``run`` 0, which the calibration is fitted on, or of 1, the attacked run."""
+        preds, target = as_trials(preds, target, self.device)
         check_trials(preds, target, self.validate_args)
         check_choice("run", run, (0, 1))
         scores, is_target = at_least_float32(preds.detach().flatten()).clone(), target.detach().flatten().bool().clone()
@@ -156,4 +158,4 @@ class CalibrationDistortion(PrivacyMetric):
 
     def _compute_batch_value(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
         """Return NaN: a batch is of one run."""
-        return torch.full((), torch.nan, device=preds.device)
+        return torch.full((), torch.nan, device=as_floating_tensor("preds", preds, self.device).device)

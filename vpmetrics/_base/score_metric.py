@@ -16,6 +16,7 @@ from vpmetrics._base.privacy_metric import IntervalMetric
 from vpmetrics._scores.condition_scores import collect_trial_scores
 from vpmetrics._scores.jackknife import add_intervals, count_trial_replicates, split_labels_into_groups
 from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns, count_by_bin, count_by_score
+from vpmetrics._util.arrays import as_floating_tensor, as_integer_tensor
 from vpmetrics._util.dtypes import at_least_float32, result_dtype, wide_dtype, widen
 from vpmetrics._util.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
 from vpmetrics._utterances.utterances import count_values, encode_column, encode_labels
@@ -79,7 +80,8 @@ class TrialMetric(IntervalMetric):
         """Return the value of some trials alone, without intervals."""
         raise NotImplementedError
 
-    def _compute_batch_value(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> Any:
+    def _compute_batch_value(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None = None) -> Any:
+        preds, target = as_trials(preds, target, self.device)
         with collect_warnings():
             value = self._compute_value_of_trials(preds, target)
             if self.intervals is None or speakers is None:
@@ -140,7 +142,7 @@ class ScoreMetric(TrialMetric):
         self.add_state("bin_counts", default=torch.zeros(2, num_edges + 2).long(), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None = None) -> None:
-        """Accumulate a batch of trials.
+        """Accumulate a batch of trials, as tensors, NumPy arrays or lists.
 
         Args:
             preds: Scores in any shape and on any scale, higher = more alike.
@@ -148,6 +150,7 @@ class ScoreMetric(TrialMetric):
             speakers: Speakers of the enrolment side and of the test side, two tensors of integers of that shape or two
                 lists of strings; for ``intervals``.
         """
+        preds, target = as_trials(preds, target, self.device)
         both = self._check_batch(preds, target, speakers)
         if self.keeps_scores:
             self._store_trials(preds, target, both)
@@ -235,6 +238,11 @@ class ScoreMetric(TrialMetric):
         self._widen_range(torch.maximum(self.bin_exponent, theirs))
         counts = _coarsen_bins(incoming_state["bin_counts"], self.bin_exponent - theirs)
         return {"bin_exponent": self.bin_exponent, "bin_counts": counts}
+
+
+def as_trials(preds: Any, target: Any, device: torch.device) -> tuple[Any, Any]:
+    """Return scores and labels given as lists or arrays as tensors; anything else as it is."""
+    return as_floating_tensor("preds", preds, device), as_integer_tensor("target", target, device)
 
 
 def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:

@@ -133,7 +133,7 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
         first = members[:, 0]
         means = average_members(side.embeddings, members)
         sides.append(replace(side.take(first), embeddings=means, ids=ids[first]))
-    return index_speakers_by_group(sides[0], sides[1])._replace(processes=data.processes)
+    return index_speakers_by_group(sides[0], sides[1])._replace(processes=data.processes, encoders=data.encoders)
 
 
 def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from vpmetrics._util.validation import (
     warn_undefined,
 )
 from vpmetrics._utterances.conditions import Condition
+from vpmetrics._utterances.encoders import Encoder, as_squeezed_tensor
 
 # Flags of a row, as bits of one integer: which columns were given for it.
 _HAS_ORIGINAL, _HAS_PROTECTED, _HAS_UTTERANCE, _HAS_REFERENCE, _IS_REFERENCE, _HAS_SESSION, _HAS_GROUP = (
@@ -86,13 +87,25 @@ class EvaluationData(NamedTuple):
     """Both sides and their speakers.
 
     ``speakers`` ``(S,)`` are the labels that ``speaker_index`` refers to. With groups, a speaker in two groups counts
-    as two, and those of one group have adjacent indices. ``processes`` share the work.
+    as two, and those of one group have adjacent indices. ``processes`` share the work. ``encoders`` are those of the
+    columns of embeddings, side by side.
     """
 
     original: Utterances
     protected: Utterances
     speakers: Tensor
     processes: Processes = SINGLE_PROCESS
+    encoders: tuple[Encoder, ...] = ()
+
+    def of_encoder(self, index: int) -> EvaluationData:
+        """Return the data with the embeddings of one encoder."""
+        if len(self.encoders) < 2:
+            return self
+        start = sum(encoder.width for encoder in self.encoders[:index])
+        columns = slice(start, start + self.encoders[index].width)
+        original = replace(self.original, embeddings=self.original.embeddings[:, columns])
+        protected = replace(self.protected, embeddings=self.protected.embeddings[:, columns])
+        return self._replace(original=original, protected=protected, encoders=(self.encoders[index],))
 
     def sides(
         self, condition: Condition, references_per: Literal["utterance", "speaker"] | None = None
@@ -127,7 +140,7 @@ class EvaluationData(NamedTuple):
         """Return the utterances of one group."""
         sides = (side if side.groups is None else side.take(side.groups == group) for side in self[:2])
         ungrouped = (replace(side, groups=None) for side in sides)
-        return index_speakers_by_group(*ungrouped)._replace(processes=self.processes)
+        return index_speakers_by_group(*ungrouped)._replace(processes=self.processes, encoders=self.encoders)
 
 
 def encode_labels(labels: Any) -> Tensor:
@@ -170,15 +183,6 @@ def encode_column(name: str, labels: Any) -> Tensor:
     return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64)
 
 
-def as_squeezed_tensor(value: Any, name: str) -> Any:
-    """Return a NumPy array as a tensor, and ``(B, 1, D)`` as ``(B, D)``; anything else as it is."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.kind != "f":
-            raise TypeError(f"Expected `{name}` to have a floating dtype, but got {value.dtype}.")
-        value = torch.from_numpy(np.ascontiguousarray(value))
-    return value.squeeze(1) if isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == 1 else value
-
-
 def pack_utterances(
     original: Tensor | None = None,
     protected: Tensor | None = None,
@@ -196,7 +200,8 @@ def pack_utterances(
     A missing side is stored as zeros, without its flag. ``width`` is that of earlier batches.
     ``validate_values`` forces a GPU sync.
     """
-    original, protected = as_squeezed_tensor(original, "original"), as_squeezed_tensor(protected, "protected")
+    original = as_squeezed_tensor("original", original)
+    protected = as_squeezed_tensor("protected", protected)
     rows = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
     columns = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
     columns |= {"is_reference": is_reference}
@@ -233,7 +238,9 @@ def check_speaker_per_recording(columns: UtteranceColumns) -> None:
     check_recordings(columns.utterances[has_id], speakers=columns.speakers[has_id], groups=columns.groups[has_id])
 
 
-def deduplicate_and_index(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+def deduplicate_and_index(
+    columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS, encoders: tuple[Encoder, ...] = ()
+) -> EvaluationData:
     """Return both sides of stored utterances, with the first row of every recording, and their speakers numbered."""
     count = len(columns.speakers)
     has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
@@ -254,7 +261,7 @@ def deduplicate_and_index(columns: UtteranceColumns, processes: Processes = SING
         kept = _find_first_rows(recordings, (columns.row_flags & bit) != 0)
         side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
         sides.append(side if len(kept) == count else side.take(kept))
-    data = index_speakers_by_group(sides[0], sides[1])._replace(processes=processes)
+    data = index_speakers_by_group(sides[0], sides[1])._replace(processes=processes, encoders=encoders)
     name, side = ("original", data.original) if len(data.original) else ("protected", data.protected)
     text = (
         f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler repeats "
@@ -423,7 +430,7 @@ def split_sessions(data: EvaluationData, max_rows: int = 2048) -> tuple[Evaluati
     is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
     original = thin_rows(data.original, max_rows)
     halves = (thin_rows(side.take(has_several & half), max_rows) for half in (~is_later, is_later))
-    first, second = (index_speakers_by_group(original, half) for half in halves)
+    first, second = (index_speakers_by_group(original, half)._replace(encoders=data.encoders) for half in halves)
     return first, second
 
 

@@ -15,7 +15,8 @@ from vpmetrics._scores.score_counts import Steps, count_by_score
 from vpmetrics._scores.smoothing import lay_grid, soft_counts_on_grid
 from vpmetrics._util.dtypes import at_least_float32, widen
 from vpmetrics._util.validation import check_embeddings, check_floating
-from vpmetrics._utterances.utterances import as_squeezed_tensor, encode_labels
+from vpmetrics._utterances.encoders import as_squeezed_tensor
+from vpmetrics._utterances.utterances import encode_labels
 
 _LARGEST_GRADIENT = 10.0  # of all unit rows together; usual gradients are below a tenth of it
 _SMALLEST_LENGTH = 1e-2  # of a row; a shorter row has no larger gradient
@@ -49,7 +50,7 @@ class EmbeddingLoss(nn.Module):
             speakers: Speaker of each row, ``(B,)``: integers, or a list of strings.
             sessions: Session of each row, ``(B,)``: a speaker's utterances of one session share a key.
         """
-        original, protected = as_squeezed_tensor(original, "original"), as_squeezed_tensor(protected, "protected")
+        original, protected = as_squeezed_tensor("original", original), as_squeezed_tensor("protected", protected)
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
         if not isinstance(speakers, Tensor) and speakers is not None:

@@ -88,6 +88,7 @@ class PrivacyReport:
     """All scalars by key, the conditions they come from, checks of the evaluation and the headline.
 
     ``speakers`` ``(S,)``: labels, ascending; ``speaker_names``: their names where they were given as strings.
+    ``encoders``: the report of each alone, where there are several; ``groups``: that of each group.
     ``attacks``: name and needs of each attack by its number. ``bits_over(lengths)``: disclosure of conversations of
     several utterances, for a figure.
     """
@@ -99,6 +100,7 @@ class PrivacyReport:
     attacks: tuple[tuple[str, str], ...] = ()
     jackknife: Jackknife | None = None
     groups: Mapping[int, PrivacyReport] = field(default_factory=dict)
+    encoders: Mapping[str, PrivacyReport] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     headline: Headline | None = None
     speakers: Tensor | None = None
