@@ -45,7 +45,6 @@ def folder(tmp_path):
 @pytest.fixture
 def counting():
     encoder = load_encoder(Counting(), name="counting")
-    _ = encoder.can_pad, encoder.min_samples
     encoder.function.shapes = ()
     return encoder
 
@@ -162,6 +161,22 @@ def test_embeddings_with_nan_are_named(folder):
     encoder = load_encoder(lambda x: describe(x) / (x.abs().amax(1, keepdim=True) < 0.6), sample_rate=16000)
     with pytest.raises(AudioError, match=r"1 of 13 .*loud\.wav gets an embedding with NaN"):
         embed_folder(folder, encoder)
+
+
+def embed_half_a_second(waveforms):
+    if waveforms.shape[1] < 8000:
+        raise RuntimeError("Kernel size can't be greater than actual input size")
+    return describe(waveforms)
+
+
+def test_recordings_that_the_encoder_does_not_take_are_named_or_left_out(folder):
+    encoder = load_encoder(embed_half_a_second, sample_rate=16000)
+    with pytest.raises(AudioError, match=r"3 of 12 .*p0_0\.wav of 0\.20 s is not taken by the encoder: Kernel size"):
+        embed_folder(folder, encoder)
+    embedded = embed_folder(folder, encoder, partial=True)
+    is_long = [read_audio(one.path, 16000).shape[0] >= 8000 for one in list_recordings(folder).items]
+    assert len(embedded.skipped) == 3
+    assert_embeddings(embedded.embeddings, alone(folder)[torch.tensor(is_long)])
 
 
 @pytest.mark.parametrize(

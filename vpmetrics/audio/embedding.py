@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import time
@@ -24,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vpmetrics._util.scalar import printable
 from vpmetrics.audio.encoders import PitchLagEncoder, load_encoder
-from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_and_check_audio, read_bytes, resample
+from vpmetrics.audio.reading import AudioError, decode_and_check_audio, read_bytes, resample
 from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recordings
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
@@ -133,7 +134,6 @@ def embed_recordings(
             raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
         folder = Path(cache, re.sub(r"[^\w.-]+", "_", network.identity))
     embedded = _load_cached(folder)
-    _ = network.min_samples  # computed once and cached, before threads read it
     read = partial_function(_read_file, encoder=network, cached=embedded, segment_seconds=segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:
@@ -141,6 +141,7 @@ def embed_recordings(
     chunks = _chunk_files(paths)
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
+    reasons: dict[str, str] = {}  # why the encoder took no recording of some content
     start, done = time.monotonic(), 0
     with ThreadPoolExecutor(workers) as threads:
         reading = threads.map(read, chunks[0])
@@ -150,16 +151,16 @@ def embed_recordings(
             keys.update({file.path: file.key for file in files if not file.problem})
             if partial or not problems:  # otherwise the run will end, but first all problems are listed
                 segments = {file.key: file.segments for file in files if file.segments}
-                computed = _embed_batches(segments, network, int(batch_seconds * network.sample_rate))
-                new = {key: of_file for key, of_file in computed.items() if np.isfinite(of_file).all()}
-                embedded.update(new)
-                _save_cached(folder, new)
+                computed, errors = _embed_batches(segments, network, int(batch_seconds * network.sample_rate))
+                embedded.update(computed)
+                reasons.update(errors)
+                _save_cached(folder, computed)
             done += len(files)
             if progress is not None:
                 progress(done, len(paths), (time.monotonic() - start) * (len(paths) - done) / done)
     if partial or not problems:
-        undefined = (path for path, key in keys.items() if key not in embedded)
-        problems.update({path: f"{printable(path)} {network.undefined_reason}" for path in undefined})
+        undefined = [path for path, key in keys.items() if key not in embedded]
+        problems.update({path: f"{printable(path)} {reasons[keys[path]]}" for path in undefined})
     if problems and not (partial and len(problems) < len(paths)):
         raise AudioError(_describe_problems(list(problems.values()), len(paths)))
     used = [(one, embedded[keys[one.path]]) for one in recordings if one.path not in problems]
@@ -308,7 +309,8 @@ def _read_file(
     path: Path, encoder: SpeakerEncoder, cached: Mapping[str, Array], segment_seconds: float | None
 ) -> _AudioFile:
     """Read and check a file, and cut it into segments; a remainder of less than half is dropped."""
-    rate, min_samples = encoder.sample_rate, max(encoder.min_samples, int(SHORTEST_SECONDS * encoder.sample_rate))
+    rate = encoder.sample_rate
+    min_samples = math.ceil(encoder.min_seconds * rate)
     try:
         data = read_bytes(path)
         key = hashlib.blake2b(data, digest_size=16).hexdigest()
@@ -330,20 +332,56 @@ def _read_file(
 
 def _embed_batches(
     segments_by_key: Mapping[str, Sequence[Tensor]], encoder: SpeakerEncoder, max_samples: int
-) -> dict[str, Array]:
-    """Return the embeddings of each file by its key; batches hold segments of similar length."""
-    waveforms = [waveform for of_file in segments_by_key.values() for waveform in of_file]
-    embeddings = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Return the embeddings of each file by its key, and why other files have none.
+
+    Batches hold segments of similar length.
+    """
+    waveforms: list[Tensor] = []
+    key_of_row: list[str] = []
+    for key, segments in segments_by_key.items():
+        waveforms += segments
+        key_of_row += [key] * len(segments)
+    embeddings = np.full((len(waveforms), encoder.dimension), np.nan, dtype=np.float32)
+    errors: dict[str, str] = {}
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
         size = max(1, max_samples // len(waveforms[order[-1]]))
-        batch, order = order[-size:], order[:-size]
-        lengths = torch.tensor([len(waveforms[row]) for row in batch], device=encoder.device)
-        padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)
-        with torch.no_grad():
-            embeddings[batch] = encoder(padded, lengths).float().cpu().numpy()
+        batch = order[-size:]
+        order = order[:-size]
+        try:
+            embeddings[batch] = _embed_batch([waveforms[row] for row in batch], encoder)
+        except RuntimeError:  # whatever a network raises for an input that it cannot take
+            for row in batch:
+                embeddings[row], error = _embed_alone(waveforms[row], encoder)
+                if error:
+                    errors[key_of_row[row]] = error
     ends = np.cumsum([len(of_file) for of_file in segments_by_key.values()])
-    return dict(zip(segments_by_key, np.split(embeddings, ends)[:-1], strict=True))
+    computed: dict[str, Array] = {}
+    for key, of_file in zip(segments_by_key, np.split(embeddings, ends)[:-1], strict=True):
+        if np.isfinite(of_file).all():
+            computed[key] = of_file
+        else:
+            errors.setdefault(key, encoder.undefined_reason)
+    return computed, errors
+
+
+def _embed_alone(waveform: Tensor, encoder: SpeakerEncoder) -> tuple[Array, str]:
+    """Return the embedding ``(D,)`` of a waveform, or NaN and why the encoder does not take it."""
+    try:
+        return _embed_batch([waveform], encoder)[0], ""
+    except RuntimeError as error:
+        seconds = len(waveform) / encoder.sample_rate
+        reason = f"of {seconds:.2f} s is not taken by {encoder.title}: {error}"
+        return np.full(encoder.dimension, np.nan, dtype=np.float32), reason
+
+
+def _embed_batch(waveforms: Sequence[Tensor], encoder: SpeakerEncoder) -> Array:
+    """Return the embeddings ``(B, D)`` of waveforms of any length."""
+    lengths = torch.tensor([len(waveform) for waveform in waveforms], device=encoder.device)
+    padded = pad_sequence(list(waveforms), batch_first=True).to(encoder.device)
+    with torch.no_grad():
+        return np.asarray(encoder(padded, lengths).float().cpu().numpy())
 
 
 def _load_cached(folder: Path | None) -> dict[str, Array]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import os
+import socket
+import sys
 import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 import torch
@@ -22,6 +27,8 @@ from vpmetrics.audio.resemblyzer import load_resemblyzer
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder, extract_embeddings, length_mask
 from vpmetrics.functional import f0_histogram
 
+_HUB = "https://huggingface.co"
+_HUB_SECONDS = 5.0  # to wait for a connection; libraries try again for most of a minute
 _PITCH_RANGE = 65.0, 450.0  # Hz
 _PITCH_FRAME, _PITCH_HOP = 512, 80  # samples at 8 kHz: 64 ms, four periods of the lowest frequency, every 10 ms
 
@@ -43,15 +50,14 @@ def load_encoder(
                                 ``voxceleb``
     ``transformers:<model>``    ``AutoModelForAudioXVector`` with its feature extractor,     yes, except
                                 e.g. ``microsoft/wavlm-base-plus-sv``                        wav2vec2-bert
-    ``pyannote:<model>``        ``PretrainedSpeakerEmbedding``                               no
-    ``nemo:<model>``            ``EncDecSpeakerLabelModel``, or a ``.nemo`` file             yes
     ``<path>.pt``, ``.ts``      TorchScript                                                  yes
     ``<path>.onnx``             ONNX by onnxruntime                                          no
     a callable                  module, bound method or function from ``(B, T)``             as it does
     ==========================  ===========================================================  ==========
 
     Models load from their hub at run time; a folder on disk works as well as a name. Files and callables take
-    waveforms ``(B, T)``, and ``lengths`` where they have an argument of this name. They may return a tensor or an
+    waveforms ``(B, T)``, and ``lengths`` where they have an argument of this name: those with it must ignore what lies
+    beyond the lengths, those without it are only given rows of one length together. They may return a tensor or an
     array ``(B, D)`` or ``(B, 1, D)``, an object with ``embeddings``, or a tuple that begins with one of these.
 
     Args:
@@ -130,7 +136,10 @@ class ResampledEncoder(SpeakerEncoder):
     def __init__(self, encoder: SpeakerEncoder, sample_rate: int) -> None:
         super().__init__()
         self.encoder, self.sample_rate = encoder, sample_rate
-        self.name, self.is_weak, self.takes_lengths = encoder.name, encoder.is_weak, encoder.takes_lengths
+        self.name = encoder.name
+        self.is_weak = encoder.is_weak
+        self.can_pad = encoder.can_pad
+        self.min_seconds = encoder.min_seconds
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Resample, and run the encoder."""
@@ -148,12 +157,7 @@ class CallableEncoder(SpeakerEncoder):
         owner = getattr(function, "__self__", None)
         self.owner = owner if isinstance(owner, nn.Module) else None  # whose weights a bound method uses
         call: Any = function.forward if isinstance(function, nn.Module) else function
-        self.takes_lengths = False
-        if isinstance(function, torch.jit.ScriptModule):
-            self.takes_lengths = "lengths" in [argument.name for argument in call.schema.arguments]
-        else:
-            with suppress(TypeError, ValueError):  # builtins have no signature
-                self.takes_lengths = "lengths" in inspect.signature(call).parameters
+        self.can_pad = _takes_lengths(call)
 
     def forward(self, waveforms: Any, lengths: Tensor | None = None) -> Tensor:
         """Embed waveforms; input of any other form is left to the callable."""
@@ -164,7 +168,17 @@ class CallableEncoder(SpeakerEncoder):
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Call it, with ``lengths`` if it has this argument."""
-        return self.function(waveforms, lengths=lengths) if self.takes_lengths else self.function(waveforms)
+        return self.function(waveforms, lengths=lengths) if self.can_pad else self.function(waveforms)
+
+
+def _takes_lengths(call: Any) -> bool:
+    """Return whether a function has an argument ``lengths``."""
+    if isinstance(call, torch.ScriptMethod):
+        return "lengths" in [argument.name for argument in call.schema.arguments]
+    try:
+        return "lengths" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        return False
 
 
 class SpeechBrainEncoder(SpeakerEncoder):
@@ -193,10 +207,13 @@ class TransformersEncoder(SpeakerEncoder):
         self.extractor = library.AutoFeatureExtractor.from_pretrained(source)
         self.model = library.AutoModelForAudioXVector.from_pretrained(source).to(device)
         self.sample_rate = int(self.extractor.sampling_rate)
+        self.takes_waveforms = self.extractor.model_input_names[0] == "input_values"
+        # A group norm averages over time, padding included.
+        self.can_pad = self.takes_waveforms and self.model.config.feat_extract_norm == "layer"
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Normalise as the feature extractor does, and encode with an attention mask."""
-        if self.extractor.model_input_names[0] != "input_values":
+        if not self.takes_waveforms:
             rows = [row[:length].detach().cpu().numpy() for row, length in zip(waveforms, lengths, strict=True)]
             features = self.extractor(rows, sampling_rate=self.sample_rate, padding=True, return_tensors="pt")
             return self.model(**features.to(waveforms.device))
@@ -209,49 +226,17 @@ class TransformersEncoder(SpeakerEncoder):
         return self.model(waveforms, attention_mask=None if bool(is_within_length.all()) else is_within_length.long())
 
 
-class PyannoteEncoder(SpeakerEncoder):
-    """``pyannote.audio.pipelines.speaker_verification.PretrainedSpeakerEmbedding``."""
-
-    def __init__(self, source: str, device: torch.device) -> None:
-        super().__init__()
-        library = _import_library("pyannote.audio.pipelines.speaker_verification", "pyannote.audio")
-        self.pipeline = library.PretrainedSpeakerEmbedding(source, device=device)
-        network = getattr(self.pipeline, "model_", None)
-        self.model = network if isinstance(network, nn.Module) else None  # for its weights
-        self.sample_rate = int(self.pipeline.sample_rate)
-
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Encode with a mask of samples; no gradients pass."""
-        self.pipeline.device = self.device  # the model moves its input to this device, and `to()` does not update it
-        mask = length_mask(waveforms, lengths)
-        return self.pipeline(waveforms[:, None].detach(), masks=None if bool(mask.all()) else mask.float())
-
-
-class NeMoEncoder(SpeakerEncoder):
-    """``nemo.collections.asr.models.EncDecSpeakerLabelModel``."""
-
-    def __init__(self, source: str, device: torch.device) -> None:
-        super().__init__()
-        library = _import_library("nemo.collections.asr.models", "nemo_toolkit[asr]").EncDecSpeakerLabelModel
-        load = library.restore_from if source.endswith(".nemo") else library.from_pretrained
-        self.model = load(source, map_location=device)
-        self.sample_rate = int(self.model.cfg.preprocessor.sample_rate)
-
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Return the second output; the first are logits of training speakers."""
-        return self.model(input_signal=waveforms, input_signal_length=lengths)[1]
-
-
 class PitchLagEncoder(SpeakerEncoder):
     """Normalised histograms of pYIN's pitch lags, 17 to 123 at 8 kHz, to be compared by Euclidean distance."""
 
     name, sample_rate, identity = "f0", 8000, "f0-pyin-1"
+    can_pad = True
+    min_seconds = 2 * _PITCH_FRAME / sample_rate
     undefined_reason = "has no voiced speech"
 
     def __init__(self) -> None:
         super().__init__()
         self.track_pitch: Callable[..., Any] = _import_library("librosa", "librosa", "vpmetrics[f0]").pyin
-        self.can_pad, self.min_samples = True, 2 * _PITCH_FRAME
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         """Track the pitch of each row, and count lags of voiced frames."""
@@ -281,14 +266,14 @@ class ONNXEncoder(SpeakerEncoder):
         metadata = self.session.get_modelmeta().custom_metadata_map
         self.sample_rate = _first_stated_rate(path, sample_rate, metadata.get("sample_rate"))
         self.inputs = self.session.get_inputs()
-        self.takes_lengths = len(self.inputs) > 1
+        self.can_pad = len(self.inputs) > 1
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Run it in NumPy, row by row if it was exported for one row."""
         first = self.inputs[0]
         waveforms = waveforms.detach() if len(first.shape) == 2 else waveforms.detach()[:, None]
         feed = {first.name: waveforms.cpu().numpy()}
-        if self.takes_lengths:
+        if self.can_pad:
             kind = self.inputs[1].type
             values = (lengths / waveforms.shape[-1]).float() if "float" in kind else lengths
             feed[self.inputs[1].name] = (values.int() if "int32" in kind else values).cpu().numpy()
@@ -308,13 +293,21 @@ _BUNDLED: dict[str, Callable[[], SpeakerEncoder]] = {"resemblyzer": load_resembl
 _LIBRARIES: dict[str, Callable[[str, torch.device], SpeakerEncoder]] = {
     "speechbrain": SpeechBrainEncoder,
     "transformers": TransformersEncoder,
-    "pyannote": PyannoteEncoder,
-    "nemo": NeMoEncoder,
 }
 _FILES: dict[str, Callable[[str, torch.device, int | None], SpeakerEncoder]] = {
     ".onnx": ONNXEncoder,
     **dict.fromkeys((".pt", ".pth", ".ts", ".jit", ".torchscript"), _load_torchscript),
 }
+
+
+def _load_from_library(
+    load: Callable[[str, torch.device], SpeakerEncoder], source: str, device: torch.device
+) -> SpeakerEncoder:
+    """Load a model from a folder or a hub; without a network from the cache of the hub, or fail at once."""
+    if Path(source).exists() or _is_hub_reachable():
+        return load(source, device)
+    with _cache_alone():
+        return load(source, device)
 
 
 def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
@@ -324,7 +317,7 @@ def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | No
     if name in _BUNDLED:
         return _BUNDLED[name]()
     if kind in _LIBRARIES and source:
-        load = partial(_LIBRARIES[kind], source, device)
+        load = partial(_load_from_library, _LIBRARIES[kind], source, device)
     elif suffix not in _FILES:
         choices = [*_BUNDLED, *(f"{kind}:<model>" for kind in _LIBRARIES), *(f"<file>{suffix}" for suffix in _FILES)]
         raise AudioError(f"Expected `encoder` to be one of {', '.join(choices)}, but got {printable(name)!r}.")
@@ -340,10 +333,42 @@ def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | No
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AudioError(
             f"Encoder '{printable(name)}' could not be loaded: {reason} Hubs need a network at the first use, some a "
-            "login; without one give the folder of a downloaded model, or use 'resemblyzer'."
+            "login. Without a network, download the model elsewhere and give its folder as "
+            f"'{printable(kind)}:FOLDER', or use 'resemblyzer'."
+            if kind in _LIBRARIES
+            else f"Encoder '{printable(name)}' could not be loaded: {reason}"
         ) from error
     encoder.name = name if encoder.file is None else Path(name).name
     return encoder
+
+
+@contextmanager
+def _cache_alone() -> Iterator[None]:
+    """Let the libraries of a hub look into their cache alone, so that they do not try for a minute to connect."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # which they read when they are imported, into a constant
+    constants = sys.modules.get("huggingface_hub.constants")
+    was_offline = getattr(constants, "HF_HUB_OFFLINE", None)
+    if was_offline is not None:
+        setattr(constants, "HF_HUB_OFFLINE", True)  # noqa: B010
+    try:
+        yield
+    finally:
+        del os.environ["HF_HUB_OFFLINE"]
+        if before is not None:
+            os.environ["HF_HUB_OFFLINE"] = before
+        if was_offline is not None:
+            setattr(constants, "HF_HUB_OFFLINE", was_offline)  # noqa: B010
+
+
+def _is_hub_reachable() -> bool:
+    """Return whether the hub, or the proxy that leads to it, takes a connection."""
+    address = urlsplit(getproxies().get("https") or os.environ.get("HF_ENDPOINT") or _HUB)
+    try:
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=_HUB_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def _import_library(module: str, package: str, requirement: str | None = None) -> Any:

@@ -38,6 +38,7 @@ class Resemblyzer(SpeakerEncoder):
     """
 
     name, sample_rate, is_weak = "resemblyzer", SAMPLE_RATE, True
+    can_pad = True
     filters: Tensor
     window: Tensor
 

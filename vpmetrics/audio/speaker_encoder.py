@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity
 
 from vpmetrics._util.validation import check_floating, check_integers, check_shape
-from vpmetrics.audio.reading import AudioError
+from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError
 
-_PROBE_SECONDS = (1.0, 2.0, 4.0, 8.0)
-_SHORT_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
-_PADDING_TOLERANCE = 1e-4  # of a cosine, between an utterance alone and padded in a batch
+_TRIAL_SECONDS = 4.0  # of the noise that shows the dimension: no encoder known needs more
 
 
 class SpeakerEncoder(nn.Module):
@@ -33,6 +29,8 @@ class SpeakerEncoder(nn.Module):
         name: What the encoder is called in reports; None for a callable without a name.
         sample_rate: Samples per second of the waveforms.
         is_weak: Whether much stronger public encoders exist, so that its numbers are a lower bound of the leakage.
+        can_pad: Whether it ignores what lies beyond the lengths of padded rows.
+        min_seconds: The shortest recording that is given to it.
 
     Example:
         >>> from vpmetrics.audio import load_encoder
@@ -47,7 +45,8 @@ class SpeakerEncoder(nn.Module):
     file: str | None = None
     sample_rate: int = 16000
     is_weak: bool = False
-    takes_lengths: bool = True
+    can_pad: bool = False
+    min_seconds: float = SHORTEST_SECONDS
     undefined_reason: str = "gets an embedding with NaN"
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
@@ -94,66 +93,34 @@ class SpeakerEncoder(nn.Module):
         """The encoder as messages call it."""
         return "the encoder" if self.name is None else f"encoder '{self.name}'"
 
+    def _make_noise(self) -> Tensor:
+        """Return one row of noise, to try the encoder with."""
+        generator = torch.Generator().manual_seed(0)
+        samples = int(_TRIAL_SECONDS * self.sample_rate)
+        return 0.1 * torch.randn(1, samples, generator=generator).to(self.device)
+
     @cached_property
-    def _probe_result(self) -> tuple[int, int, bool]:
-        """The first of the probed lengths that it takes, the dimension, and whether gradients pass."""
-        failure: Exception | None = None
-        for seconds in _PROBE_SECONDS:
-            # Lightning validates in inference mode, where no gradient could be seen.
-            with torch.inference_mode(mode=False), torch.enable_grad():
-                noise = self._make_noise(int(seconds * self.sample_rate)).requires_grad_()
-                try:
-                    embedding = self(noise)
-                except Exception as error:  # whatever the library raises for what it cannot take
-                    failure = failure or error
-                    continue
-                slope = torch.zeros(())
-                with suppress(RuntimeError):  # there is no graph, or it is broken
-                    (slope,) = torch.autograd.grad(embedding.sum(), noise)
-                return noise.shape[1], embedding.shape[1], bool(slope.isfinite().all() and slope.any())
-        raise AudioError(
-            f"Expected {self.title} to take waveforms of shape (B, T) and to return embeddings of shape (B, D), but on "
-            f"one second of noise, shape (1, {self.sample_rate}), it failed: {type(failure).__name__}: {failure}"
-        ) from failure
-
-    def _make_noise(self, samples: int) -> Tensor:
-        return 0.1 * torch.randn(1, samples, generator=torch.Generator().manual_seed(0)).to(self.device)
-
-    @property
     def dimension(self) -> int:
-        """The number of values in an embedding, found by a probe with noise."""
-        return self._probe_result[1]
+        """The number of values in an embedding, as four seconds of noise show."""
+        noise = self._make_noise()
+        try:
+            with torch.no_grad():
+                return int(self(noise).shape[1])
+        except Exception as error:  # whatever the library raises for what it cannot take
+            raise AudioError(
+                f"Expected {self.title} to take waveforms of shape (B, T) and to return embeddings of shape (B, D), "
+                f"but on noise of shape {tuple(noise.shape)} it failed: {type(error).__name__}: {error}"
+            ) from error
 
-    @property
+    @cached_property
     def is_differentiable(self) -> bool:
-        """Whether gradients pass from the embedding to the waveform, found by a probe with noise."""
-        return self._probe_result[2]
-
-    @cached_property
-    def can_pad(self) -> bool:
-        """Whether an utterance has the same embedding alone and padded in a batch, found by a probe with noise."""
-        if not self.takes_lengths:
-            return False
-        noise = self._make_noise(self._probe_result[0])
-        lengths = torch.tensor([noise.shape[1], 3 * noise.shape[1] // 4], device=noise.device)
-        rows = torch.where(length_mask(noise.expand(2, -1), lengths), noise, 0.0)
-        with torch.no_grad():
+        """Whether gradients pass from the embedding to the waveform."""
+        # Lightning validates in inference mode, where no gradient could be seen.
+        with torch.inference_mode(mode=False), torch.enable_grad():
             try:
-                padded = self._encode_and_extract(rows, lengths)[1:]
-                alone = self._encode_and_extract(noise[:, : lengths[1]], lengths[1:])
-            except Exception:  # a file may be exported for batches of one
+                return bool(self(self._make_noise().requires_grad_()).requires_grad)
+            except RuntimeError:  # of a tensor with a graph that is turned into an array
                 return False
-        return bool((cosine_similarity(padded, alone) > 1 - _PADDING_TOLERANCE).all())
-
-    @cached_property
-    def min_samples(self) -> int:
-        """The fewest samples, of some lengths of noise tried, that give a finite embedding."""
-        longest = self._probe_result[0]
-        for samples in (int(seconds * self.sample_rate) for seconds in _SHORT_SECONDS):
-            with torch.no_grad(), suppress(Exception):  # whatever the library raises for what it cannot take
-                if samples < longest and bool(self(self._make_noise(samples)).isfinite().all()):
-                    return samples
-        return longest
 
     @cached_property
     def identity(self) -> str | None:

@@ -197,8 +197,8 @@ def _add_metric_and_recording_options(command: ArgumentParser, group: _ArgumentG
     group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
     group = command.add_argument_group("recordings", "folders, wav.scp or manifests in place of files of embeddings")
     text = (
-        "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, pyannote:MODEL, nemo:MODEL, or a "
-        "TorchScript or ONNX file; may be given several times"
+        "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, or a TorchScript or ONNX file, "
+        "all of which run their author's code; may be given several times"
     )
     group.add_argument("--encoder", action="append", metavar="NAME", help=text)
     group.add_argument("--feature", choices=("f0",), help="compare histograms of the fundamental frequency as well")
