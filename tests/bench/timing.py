@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+
 
 def in_turns(functions, repeat=5):
     """Least seconds of each after one call that warms up, in turns, so that a busy moment hits all alike."""
@@ -25,9 +27,14 @@ def afresh(metric):
     return copy.compute()
 
 
+def simd_level():
+    """Name of the widest vector instructions of this processor, such as AVX512."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
 def report(what, ours, peer, theirs):
     """Print a comparison and return how many times the peer's time ours is."""
-    print(f"\n{what}: {ours:.4g} s = {ours / theirs:.3f} x {peer} ({theirs:.4g} s)")
+    print(f"\n[{simd_level()}] {what}: {ours:.4g} s = {ours / theirs:.3f} x {peer} ({theirs:.4g} s)")
     return ours / theirs
 
 

@@ -24,9 +24,9 @@ from vpmetrics._scores.score_counts import (
     make_finder,
     merge_targetless_steps,
     sort_by_class,
-    sort_scores,
 )
 from vpmetrics._scores.smoothing import interpolate_smoothed, lay_grid
+from vpmetrics._scores.sorting import sort_scores
 from vpmetrics._util.dtypes import at_least_float32, wide_dtype, widen
 from vpmetrics._utterances.utterances import add_counts
 

@@ -23,17 +23,14 @@ from torch.nn.functional import pad, softplus
 
 from vpmetrics._scores.pav import blocks_of_counts, replace_by_block_sums
 from vpmetrics._scores.smoothing import Grid, lay_grid, soft_counts_on_grid
+from vpmetrics._scores.sorting import sort_scores
 from vpmetrics._util.dtypes import at_least_float32, is_numpy_ready, widen
 from vpmetrics._util.validation import check_bandwidth, check_trials, warn_first
 
 T = TypeVar("T")
 Finder = Callable[[Tensor], list[Tensor]]
 
-# Between these numbers of scores torch sorts by radix, which takes half the time of NumPy's sort by comparison on some
-# processors. With fewer it does not; more would need too much memory, at up to 40 bytes per score.
-_RADIX_SORTED = 1 << 15, 1 << 24
 _CELLS = 1 << 16  # equal cells of the score axis
-_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class _cached_property(Generic[T]):  # noqa: N801
@@ -287,24 +284,6 @@ def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
     else:
         parts = [scores[~is_target], scores[is_target]]
     return OrderedScores(*map(sort_scores, parts))
-
-
-def sort_scores(scores: Tensor) -> Tensor:
-    """Return sorted scores ``(P,)``, NaN last, without a gradient; overwrites them on a CPU."""
-    scores = scores.detach()
-    if not is_numpy_ready(scores):
-        return scores.sort().values
-    if _RADIX_SORTED[0] <= len(scores) < _RADIX_SORTED[1] and not bool(scores.isnan().any()):
-        order = _flip_negative(scores.view(_INTEGERS[scores.dtype])).sort().values
-        return _flip_negative(order).view(scores.dtype)
-    scores.numpy().sort()  # faster than torch sorts floats
-    return scores
-
-
-def _flip_negative(bits: Tensor) -> Tensor:
-    """Return floats, read as integers, in the order of the floats: all bits but the sign of a negative one flip."""
-    kind = torch.iinfo(bits.dtype)
-    return (bits >> (kind.bits - 1)).bitwise_and_(kind.max).bitwise_xor_(bits)
 
 
 def count_by_score(
