@@ -43,6 +43,37 @@ def test_public_names_are_independent_of_import_order(before):
     assert value.count("<module") == len(PUBLIC_MODULES)
 
 
+REPORT = """
+import sys
+from vpmetrics import VoicePrivacy
+for name in {missing}:
+    sys.modules[name] = None
+from vpmetrics.data import demo_voices
+voices = demo_voices()
+metric = VoicePrivacy(attacks=None)
+metric.update(voices.original, voices.protected["B2"], voices.speakers)
+report = metric.report()
+assert "disclosure" in str(report)
+try:
+    report.save({folder!r})
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_report_needs_nothing_of_the_command_line(tmp_path):
+    missing = ["rich", "polars", "pytorch_lightning", "lightning", "tensorboard", "kaldiio", "h5py", "safetensors"]
+    assert run(REPORT.format(missing=missing, folder=str(tmp_path / "report"))) == ""
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("name", ["jinja2", "matplotlib", "PIL"])
+def test_a_page_says_which_extra_it_needs(tmp_path, name):
+    said = run(REPORT.format(missing=[name], folder=str(tmp_path / "report")))
+    assert said == f"A page needs {name}: pip install 'vpmetrics[report]'."
+    assert not (tmp_path / "report").exists()
+
+
 def test_only_public_names_are_importable():
     assert set(vpmetrics.__all__) <= set(dir(vpmetrics))
     assert [getattr(vpmetrics, name).__name__ for name in vpmetrics.__all__] == list(vpmetrics.__all__)

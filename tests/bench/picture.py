@@ -1,6 +1,6 @@
 """The picture at the top of the README, from the log of a demo: curves over the training, and heat maps along it.
 
-python tests/bench/picture.py vpmetrics-demo/tensorboard notebooks/pictures/training.png
+python tests/bench/picture.py vpmetrics-demo-tensorboard notebooks/pictures/training.png
 """
 
 import io

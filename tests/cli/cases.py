@@ -4,21 +4,17 @@ import gzip
 import json
 import math
 from html.parser import HTMLParser
-from pathlib import Path
 
-import jsonschema
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-import vpmetrics.report
 from vpmetrics import VoicePrivacy
 from vpmetrics.cli import main
 from vpmetrics.report.trial_report import ScoredTrials
 
 NAMES = ("anna", "ben", "cleo", "dora", "emil", "finn")
-SCHEMA = json.loads((Path(vpmetrics.report.__file__).parent / "results.schema.json").read_text())
 
 
 def expected_scalars(voices, system="B2", attacks="standard"):
@@ -45,9 +41,7 @@ def run(*arguments, expect=0):
 
 
 def results_of(path):
-    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # strict JSON has no NaN
-    jsonschema.validate(content, SCHEMA)
-    return content
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # strict JSON has no NaN
 
 
 def systems_of(path):

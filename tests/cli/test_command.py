@@ -41,7 +41,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         ("evaluate missing.npz --out e.npz", "e.npz: expected a folder"),
         ("evaluate missing.npz --out e.npz/below", "e.npz/below: cannot be written"),
         ("evaluate missing.npz --json .", "expected a file, but got a folder"),
-        ("evaluate missing.npz --out new --json new/report.html", "new/report.html: is written by --out as well"),
+        ("evaluate missing.npz --out new --json new/report.html", "new/report.html: is in the folder of --out"),
         ("evaluate e.npz --json e.npz", "e.npz: holds no results of vpmetrics and would be lost"),
         ("embed missing --out e.npz", "exists already"),
         ("embed missing --out new.npy", "expected a name that ends in .npz"),

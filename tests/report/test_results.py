@@ -1,4 +1,4 @@
-"""Results as files: JSON by its schema, tables for spreadsheets and papers, figures in several formats."""
+"""Results as files: JSON as documented, tables for spreadsheets and papers, figures in several formats."""
 
 import base64
 import hashlib
@@ -12,19 +12,43 @@ import yaml
 from cli.cases import Page, results_of, run, scored, write_npz
 
 from vpmetrics import VoicePrivacy
+from vpmetrics.cli.terminal import print_tables
+from vpmetrics.report import results
 from vpmetrics.report.outputs import Sample, render_model_card, save_systems
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import Run, encode_json, make_results
-from vpmetrics.report.table_formats import print_tables
 from vpmetrics.report.tables import Cell, Table
 from vpmetrics.report.trial_report import report_trials
 
 
-def test_results_follow_the_schema_and_record_command_and_settings(tmp_path, voices, capsys):
+def example_in_documentation():
+    """The example in the documentation of the results, as Python has it."""
+    text = results.__doc__.partition("code-block:: json")[2]
+    return json.loads(text)
+
+
+def assert_same_form(got, documented, place="results"):
+    """Check that dictionaries have the documented keys, and that values are of the documented types."""
+    if place.rpartition(".")[2] in ("scalars", "settings", "trials", "utility", "not_finite", "attributes"):
+        return
+    if isinstance(documented, dict):
+        assert set(got) == set(documented), place
+        for key, value in documented.items():
+            assert_same_form(got[key], value, f"{place}.{key}")
+    elif isinstance(documented, list) and documented:
+        for element in got:
+            assert_same_form(element, documented[0], place)
+    else:
+        assert isinstance(got, (type(documented), type(None))), place
+
+
+def test_results_have_the_documented_form_and_record_command_and_settings(tmp_path, voices, capsys):
     files = write_npz(tmp_path, voices)
     options = ["--similarity", "sigmoid", "--no-attacks"]
     run("evaluate", *files, "--out", tmp_path / "out", *options)
     content = results_of(tmp_path / "out" / "results.json")
+    assert content["version"] == results.VERSION
+    assert_same_form({**content, "checks": []}, {**example_in_documentation(), "checks": []})
     assert content["command"] == ["vpmetrics", "evaluate", *map(str, (*files, "--out", tmp_path / "out")), *options]
     assert content["settings"].items() >= {"similarity": "sigmoid", "scoring": "cosine"}.items()
     (source,) = content["inputs"]

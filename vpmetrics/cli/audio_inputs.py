@@ -19,9 +19,9 @@ from vpmetrics._util.inputs import InputError, format_suffix, record_file
 from vpmetrics._util.scalar import printable
 from vpmetrics.readers.embeddings import Column, Embeddings, mark_listed_references
 from vpmetrics.readers.progress import show_progress
+from vpmetrics.report.folder import check_output_file
 from vpmetrics.report.outputs import Sample
 from vpmetrics.report.privacy_report import EvaluatedSystem
-from vpmetrics.report.results import check_replaceable_file
 
 F0_SEGMENT_SECONDS = 30.0
 _SAMPLE_RATE, _SAMPLE_SECONDS = 16000, 4
@@ -128,7 +128,7 @@ def embed(options: Namespace, console: Console) -> None:
         raise InputError("expected a name that ends in .npz", options.out)
     if options.out.exists():
         raise InputError("exists already; choose another name", options.out)
-    check_replaceable_file(options.out)
+    check_output_file(options.out)
     with translate_audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as set_done:
         from vpmetrics.audio import embed_folder
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -22,15 +23,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from vpmetrics._util.inputs import InputError
 from vpmetrics.attacks import Centred, Plain, RidgeToOriginal, WithinClassWhitening
 from vpmetrics.cli.options import CONFIDENCE
+from vpmetrics.cli.terminal import OutputOptions, check_outputs, publish
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.losses import PseudonymisationLoss
 from vpmetrics.readers.embeddings import Embeddings
 from vpmetrics.readers.evaluation import evaluate_embeddings
 from vpmetrics.readers.progress import show_progress
-from vpmetrics.report.outputs import Content, publish
+from vpmetrics.report.outputs import Content
 from vpmetrics.report.privacy_report import EvaluatedSystem
-from vpmetrics.report.results import Run, check_output_folder
+from vpmetrics.report.results import Run
 from vpmetrics.report.summary import disclosure_in_condition
 from vpmetrics.suite import VoicePrivacy
 
@@ -49,7 +51,8 @@ def demo(options: Namespace, console: Console) -> None:
         raise InputError(f"Expected --epochs to be 1 at least, but got {options.epochs}.")
     if not 0 <= options.seed < 1 << 63:
         raise InputError(f"Expected --seed to be from 0 to 2^63 - 1, but got {options.seed}.")
-    check_output_folder(options.out, ignored=("tensorboard",))
+    output = OutputOptions(options.out)
+    check_outputs(output)
     began = time.monotonic()
     torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
     voices, generator = demo_voices(), torch.Generator().manual_seed(options.seed)
@@ -67,9 +70,14 @@ def demo(options: Namespace, console: Console) -> None:
     )
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run = Run(("vpmetrics", *options.argv), settings)
-    publish(Content("Speakers held out of training", lead, systems, run), console, options)
+    publish(Content("Speakers held out of training", lead, systems, run), console, output)
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
-    console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)
+    console.print(f"  tensorboard --logdir {escape(str(_name_log_folder(options.out)))}", soft_wrap=True)
+
+
+def _name_log_folder(out: Path) -> Path:
+    """Return the folder of the TensorBoard log: beside the page, whose folder is replaced as a whole."""
+    return out.with_name(f"{out.name}-tensorboard")
 
 
 def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespace) -> KeyedAnonymiser:
@@ -91,7 +99,7 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespac
             max_epochs=options.epochs,
             check_val_every_n_epoch=max(1, options.epochs // _NUM_VALIDATIONS),
             accelerator="cpu",
-            logger=TensorBoardLogger(options.out, name="tensorboard", default_hp_metric=False),
+            logger=TensorBoardLogger(_name_log_folder(options.out), name="", default_hp_metric=False),
             callbacks=[monitor, LambdaCallback(on_train_epoch_end=lambda t, _: set_done(t.current_epoch + 1))],
             enable_checkpointing=False,
             enable_model_summary=False,

@@ -17,12 +17,13 @@ from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.inputs import InputError, format_suffix, quote, read_files
 from vpmetrics._util.scalar import printable
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, pick_worst_and_best_speakers
+from vpmetrics.cli.terminal import OutputOptions, check_outputs, publish
 from vpmetrics.readers import challenge, evaluation, trial_protocol
 from vpmetrics.readers.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
 from vpmetrics.readers.formats import READERS
 from vpmetrics.readers.progress import show_progress
 from vpmetrics.readers.trial_files import Trials, has_score_column, label_trials, read_key, read_map, read_scores
-from vpmetrics.report.outputs import Content, check_output_options, publish
+from vpmetrics.report.outputs import Content
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import Run
 from vpmetrics.report.tables import clean
@@ -95,9 +96,20 @@ def compare(options: Namespace, console: Console) -> None:
 
 def _check_format_and_outputs(options: Namespace) -> None:
     """Raise for options that cannot be used, before anything is computed."""
-    check_output_options(options)
+    check_outputs(_output_options(options))
     if options.format is not None and options.format not in READERS:
         raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(options.format)}.")
+
+
+def _output_options(options: Namespace) -> OutputOptions:
+    return OutputOptions(
+        options.out,
+        options.json,
+        options.all,
+        tuple(options.columns),
+        tuple(options.figures),
+        options.latex_intervals,
+    )
 
 
 def _publish_with_utility(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
@@ -112,7 +124,7 @@ def _publish_with_utility(options: Namespace, lead: str, systems: Sequence[Evalu
     settings["intervals"] = options.intervals  # None is a setting, too
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
     content = Content(clean(options.title), clean(lead), systems, run, options.columns, options.samples)
-    publish(content, console, options)
+    publish(content, console, _output_options(options))
 
 
 def _reject_unused_option(options: Namespace, input_kind: str) -> None:

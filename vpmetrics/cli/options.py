@@ -75,7 +75,7 @@ library's loss, watched by its metrics on speakers held out of training, and
 compare it with baselines on these speakers. Nothing is downloaded.
 
   vpmetrics demo --out vpmetrics-demo
-  tensorboard --logdir vpmetrics-demo/tensorboard
+  tensorboard --logdir vpmetrics-demo-tensorboard
 """
 _EXIT = "Exit status: 0 when done, 2 when options or files cannot be used."
 
@@ -165,7 +165,6 @@ def _add_demo(command: ArgumentParser) -> None:
     command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
     default = Path("vpmetrics-demo")
     command.add_argument("--out", type=_parse_nonempty_path, default=default, metavar="DIR", help=f"({default})")
-    command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
 
 
 def _add_pairing_options(group: _ArgumentGroup) -> None:

@@ -1,38 +1,30 @@
-"""Outputs of an evaluation: a summary in the terminal, and a folder of results, tables, figures and a page."""
+"""The folder of an evaluation: results, tables, figures, a page and a model card."""
 
 from __future__ import annotations
 
 import json
 import re
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vpmetrics import __version__
 from vpmetrics._scores.registry import CI_SUFFIXES
 from vpmetrics._util.inputs import InputError
-from vpmetrics._util.scalar import printable
 from vpmetrics.report import comparison, summary
+from vpmetrics.report.folder import RESULTS, check_output_folder, replace_folder
 from vpmetrics.report.privacy_report import EvaluatedSystem
-from vpmetrics.report.results import (
-    RESULTS,
-    Run,
-    check_and_find_outdated_files,
-    check_output_folder,
-    check_replaceable_file,
-    encode_json,
-    make_results,
-    write_files,
-)
+from vpmetrics.report.results import Run, encode_json, make_results
 from vpmetrics.report.tables import Cell, Table, clean, tables_of_system
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-PAGE, TABLES, MODEL_CARD = "report.html", "tables", "model-card.md"
+PAGE = "report.html"
+TABLES = "tables"
+TABLE_SUFFIXES = ("csv", "md", "tex")
+FIGURE_SUFFIXES = ("png", "pdf", "svg")
+MODEL_CARD = "model-card.md"
 
 
 class Sample(NamedTuple):
@@ -89,44 +81,6 @@ class Content:
         return f"{level}confidence intervals (leave-one-speaker-out jackknife)"
 
 
-def check_output_options(options: Namespace) -> None:
-    """Raise for unknown columns, and for a folder or JSON file that cannot be written, or that both would write."""
-    comparison.check_columns(options.columns)
-    if options.out is not None:
-        check_output_folder(options.out)
-    if options.json is None or str(options.json) == "-":
-        return
-    check_replaceable_file(options.json)
-    if options.out is not None:
-        from vpmetrics.report.figures import FIGURES
-
-        figures = [f"{figure.key}.{kind}" for figure in FIGURES for kind in options.figures]
-        tables = [f"{TABLES}.{suffix}" for suffix in ("csv", "md", "tex")]
-        written = {(options.out / name).resolve() for name in (RESULTS, PAGE, MODEL_CARD, *tables, *figures)}
-        if options.json.resolve() in written:
-            raise InputError("is written by --out as well; choose another name", options.json)
-
-
-def publish(content: Content, console: Console, options: Namespace) -> None:
-    """Print the summary and write the files that were asked for."""
-    contents, outdated = dict[Path, bytes](), list[Path]()
-    if options.out is not None:
-        contents, outdated = _render_files(content, options.out, options.figures, options.latex_intervals)
-    only_json = str(options.json) == "-"
-    if options.json is not None:
-        results = encode_json(make_results(content.systems, content.run, content.pairs))
-        contents |= {} if only_json else {options.json: results}
-    inputs = {Path(path).resolve() for path in content.run.inputs}
-    if lost := next((path for path in contents if path.resolve() in inputs), None):
-        raise InputError("is an input and would be lost; choose another name", lost)
-    # Files are written before anything is printed: the reader of the output may stop.
-    write_files(contents, outdated)
-    if only_json:
-        console.file.write(results.decode())
-    else:
-        _print_summary(content, options, console)
-
-
 def save_systems(
     systems: Sequence[EvaluatedSystem],
     folder: str | Path,
@@ -142,20 +96,31 @@ def save_systems(
         ValueError: If the folder holds anything else, or cannot be written.
     """
     folder = Path(folder)
+    run = Run(settings=settings or {})
+    content = Content(clean(title), "", systems, run, samples=samples)
     try:
-        check_output_folder(folder)
-        content = Content(clean(title), "", systems, Run(settings=settings or {}), samples=samples)
-        write_files(*_render_files(content, folder))
+        check_output_folder(folder, own_file_names())
+        replace_folder(folder, render_files(content), own_file_names())
     except InputError as error:
         raise ValueError(str(error)) from None
 
 
-def _render_files(
-    content: Content, folder: Path, formats: Sequence[str] = ("png",), latex_intervals: bool = False
-) -> tuple[dict[Path, bytes], list[Path]]:
-    """Return the contents of the files of a folder, and the files that a former run has left there."""
-    # Matplotlib is slow to import, and a table needs none of it.
-    from vpmetrics.report.page import draw_figures, render_page
+def own_file_names() -> list[str]:
+    """Return the names of all files that a run may write into its folder."""
+    with _naming_the_extra():
+        from vpmetrics.report.figures import FIGURES
+    names = [RESULTS, PAGE, MODEL_CARD]
+    names += [f"{TABLES}.{suffix}" for suffix in TABLE_SUFFIXES]
+    names += [f"{figure.key}.{suffix}" for figure in FIGURES for suffix in FIGURE_SUFFIXES]
+    return names
+
+
+def render_files(
+    content: Content, formats: Sequence[str] = ("png",), latex_intervals: bool = False
+) -> dict[str, bytes]:
+    """Return the files of a folder by name: page, results, tables, model card, and figures in these formats."""
+    with _naming_the_extra():
+        from vpmetrics.report.page import draw_figures, render_page
     from vpmetrics.report.table_formats import as_csv, as_latex, as_markdown
 
     # The details of each of several systems are for the page.
@@ -168,12 +133,30 @@ def _render_files(
         MODEL_CARD: render_model_card(content.systems, content.title).encode(),
         PAGE: render_page(content, pictures).encode(),
     }
-    files |= {f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in formats}
-    outdated = check_and_find_outdated_files(folder, [RESULTS, *files])
-    # The results are written first and list all files, so that a run after a killed one knows which files are its own.
-    names = {*files, *(path.name for path in outdated)}
-    results = encode_json(make_results(content.systems, content.run, content.pairs, sorted(names)))
-    return {folder / name: data for name, data in {RESULTS: results, **files}.items()}, outdated
+    for picture in pictures:
+        for suffix in formats:
+            if suffix in picture.files:
+                files[f"{picture.key}.{suffix}"] = picture.files[suffix]
+    files[RESULTS] = render_results(content, sorted(files))
+    return files
+
+
+@contextmanager
+def _naming_the_extra() -> Iterator[None]:
+    """Say what to install where a library of the page is missing. These are imported late: they are slow to load."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        library = str(error.name).partition(".")[0]
+        if library == "vpmetrics":
+            raise
+        message = f"A page needs {library}: pip install 'vpmetrics[report]'."
+        raise ModuleNotFoundError(message, name=library) from None
+
+
+def render_results(content: Content, files: Sequence[str] = ()) -> bytes:
+    """Return the results as JSON; ``files`` are the names of what is written beside them."""
+    return encode_json(make_results(content.systems, content.run, content.pairs, files))
 
 
 def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
@@ -202,30 +185,3 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     front_matter = json.dumps(metadata, indent=1, ensure_ascii=False)
     footer = f"{summary.THRESHOLDS} Measured with vpmetrics {__version__}."
     return "\n".join(["---", front_matter, "---", "", *body, footer, ""])
-
-
-def _print_summary(content: Content, options: Namespace, console: Console) -> None:
-    from rich.markup import escape
-
-    from vpmetrics.report.table_formats import print_tables
-
-    if len(content.systems) > 1:
-        lines = [*summary.verdict_lines(comparison.verdict_of_systems(content.systems, content.pairs)), ""]
-        lines += summary.check_lines(comparison.collect_checks(content.systems))
-        lines += summary.comparison_lines(content.systems)
-    else:
-        lines = summary.summary_lines(content.systems[0])
-    styled_lines = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]
-    styled_lines += [(line, "" if number else "bold") for number, line in enumerate([*lines, ""])]
-    for line, style in styled_lines:
-        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-    if options.all:
-        print_tables(content.tables, console)
-        console.print(summary.THRESHOLDS, style="dim", highlight=False)
-    if content.intervals:
-        console.print(f"In brackets: {content.intervals}.", style="dim", markup=False, highlight=False)
-    for note in content.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
-    folder = f"{options.out / PAGE}, with figures, tables, model card and {RESULTS} beside it" if options.out else None
-    for path in filter(None, (options.json, folder)):
-        console.print(f"Wrote {escape(printable(str(path)))}", soft_wrap=True)

@@ -1,6 +1,47 @@
-"""Results as JSON by ``results.schema.json``. Files are written whole, and replace only those of former runs.
+"""Results as JSON, for programs.
 
-A value that is not finite is null among the scalars; ``not_finite`` has it as text: ``nan``, ``inf``, ``-inf``.
+``version`` changes when something is removed or renamed. A value that is not finite is null among the scalars, and
+``not_finite`` has it as text: ``nan``, ``inf``, ``-inf``. Speakers and attacks are written by name, tags as letters.
+Shares are from 0 to 1, whatever their unit in tables. ``groups`` and ``average`` are there where groups and weights
+were given; ``differences`` has all pairs of systems measured on the same speakers. For example, shortened:
+
+.. code-block:: json
+
+    {
+      "version": 4,
+      "vpmetrics": "0.1.0",
+      "command": ["vpmetrics", "evaluate", "o.npz", "p.npz", "--out", "report"],
+      "settings": {"scoring": "cosine", "similarity": "geometric", "intervals": 0.95},
+      "inputs": [{"path": "p.npz", "format": "npz: 60 x 256", "bytes": 61440, "sha256": "9f86d0…"}],
+      "files": ["report.html", "tables.csv"],
+      "checks": [],
+      "scalars": {
+        "op_eer": {"heading": "EER", "unit": "%", "condition": "OP", "direction": "high", "description": "…"}
+      },
+      "systems": [
+        {
+          "name": "p",
+          "headline": {"verdict": "high", "disclosure": 0.7, "low": 0.68, "high": 0.71, "condition": "OP",
+                       "attack": "ridge to original", "needs": "pairs", "worst_speaker": "anna",
+                       "text": ["High leakage"]},
+          "checks": [{"name": "encoder", "status": "ok", "message": "…"}],
+          "attacks": [{"name": "centred", "needs": "protected speech", "scalars": {"op_d_ece": 0.5}}],
+          "unattacked": "",
+          "speakers": 6,
+          "scalars": {"op_eer": 0.11, "op_tag": "C", "pp_worst_speaker": "anna", "op_l_w": null},
+          "not_finite": {"op_l_w": "inf"},
+          "utterances": 60,
+          "trials": {"OP": {"target": 540, "nontarget": 3000}},
+          "utility": {"WER": 4.2},
+          "attributes": {"sex": {"disclosure": 0.3, "chance": 0.01}},
+          "notes": []
+        }
+      ],
+      "differences": [
+        {"first": "A", "second": "B", "scalar": "disclosure", "difference": 0.1, "low": 0.05, "high": 0.15,
+         "probability_first_smaller": 0.001, "told_apart": true}
+      ]
+    }
 """
 
 from __future__ import annotations
@@ -8,15 +49,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from vpmetrics import __version__
 from vpmetrics._scores.registry import SPEAKER, TAG, scalar, scalar_key
-from vpmetrics._util.inputs import InputError, describe_error
 from vpmetrics.report.comparison import Pair, find_identical_systems
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.summary import (
@@ -28,9 +66,7 @@ from vpmetrics.report.summary import (
 )
 from vpmetrics.report.tables import average_of_groups
 
-RESULTS = "results.json"
-_UNFINISHED_SUFFIX = ".vpmetrics"  # ends the names of files that are not finished
-SCHEMA = 3  # 2 had neither headline nor checks nor files
+VERSION = 4  # 3 had a schema beside it
 _DIFFERENCE = "difference", "low", "high", "probability_first_smaller"
 
 
@@ -48,7 +84,7 @@ def make_results(
     """Return all results as JSON has them; ``files`` are the names of all files written into the same folder."""
     keys = dict.fromkeys(key for system in systems for key in system.scalars)
     return {
-        "schema": SCHEMA,
+        "version": VERSION,
         "vpmetrics": __version__,
         "command": list(run.command),
         "settings": dict(run.settings),
@@ -165,108 +201,3 @@ def _describe_value(key: str, value: float, system: EvaluatedSystem) -> float | 
     if unit is SPEAKER:
         return system.speaker_name(value)
     return unit.show(value) if unit is TAG else _finite_or_none(value)
-
-
-def check_output_folder(folder: Path, ignored: Collection[str] = ()) -> None:
-    """Raise for a folder that is not writable, or holds files but no ``results.json`` of a former run.
-
-    ``ignored``: names of files that may be in it.
-    """
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise InputError("expected a folder, but got a file", folder)
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
-        foreign = sorted(name for name in names - set(ignored) if not name.endswith(_UNFINISHED_SUFFIX))
-        if foreign and list_written_files(folder / RESULTS) is None:
-            expected = f"a new folder, or one of a former run with its {RESULTS}"
-            raise InputError(f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name", folder)
-        _check_writable(folder, folder)
-    except OSError as error:
-        raise InputError(f"cannot be written ({describe_error(error)})", folder) from None
-
-
-def check_replaceable_file(path: Path) -> None:
-    """Raise unless a file is writable and is new, empty or the results of a former run."""
-    try:
-        if path.is_dir():
-            raise InputError("expected a file, but got a folder", path)
-        if path.is_file() and path.stat().st_size and list_written_files(path) is None:
-            raise InputError("holds no results of vpmetrics and would be lost; choose another name", path)
-        _check_writable(path.parent, path)
-    except OSError as error:
-        raise InputError(f"cannot be written ({describe_error(error)})", path) from None
-
-
-def _check_writable(folder: Path, wanted: Path) -> None:
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise InputError(f"cannot be written ({existing} is {'read-only' if existing.is_dir() else 'a file'})", wanted)
-
-
-def list_written_files(results: Path) -> set[str] | None:
-    """Return the names of the files that a former run lists in its results; None where these are not results."""
-    try:
-        content = json.loads(results.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict) or not {"vpmetrics", "systems"} <= content.keys():
-        return None
-    names = content.get("files", [])
-    return {name for name in names if isinstance(name, str) and Path(name).name == name} | {results.name}
-
-
-def check_and_find_outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
-    """Raise if ``names`` would replace a file of no former run; return the former files that are not in ``names``."""
-    former = list_written_files(folder / RESULTS) or set()
-    foreign = [name for name in names if name not in former and (folder / name).exists()]
-    if foreign:
-        raise InputError("is of no former run and would be lost; choose another folder", folder / foreign[0])
-    return [folder / name for name in sorted(former - set(names)) if (folder / name).is_file()]
-
-
-def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> None:
-    """Write all files, or leave all as they were: a full disk must not destroy the results of an earlier run.
-
-    Where the process is killed, every file is whole, and the next run into a folder removes what it did not finish.
-    Files are replaced in the order of ``contents``, and ``outdated`` ones removed at the end; folders are made.
-    """
-    prepared, backups, replaced = dict[Path, Path](), dict[Path, Path](), list[Path]()
-    path = None
-    try:
-        for path, content in contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and not path.is_file():  # a device or a pipe, which nothing can be moved over
-                path.write_bytes(content)
-                continue
-            unfinished = f".{path.name[:100]}.{os.getpid()}"
-            prepared[path] = path.with_name(f"{unfinished}.new{_UNFINISHED_SUFFIX}")
-            prepared[path].write_bytes(content)
-            with prepared[path].open("rb+") as file:
-                os.fsync(file.fileno())  # or each replacement below waits for the disk, and a kill may come between
-            if path.exists():
-                backups[path] = path.with_name(f"{unfinished}.old{_UNFINISHED_SUFFIX}")
-                shutil.copyfile(path, backups[path])
-        for path, new in prepared.items():
-            replaced.append(path)
-            new.replace(path.resolve())
-        replaced.clear()
-        for path in set(outdated) - set(contents):
-            path.unlink(missing_ok=True)
-    except BaseException as error:  # Ctrl-C, too
-        _restore_backups(replaced, backups)
-        if isinstance(error, OSError):
-            raise InputError(f"cannot be written ({describe_error(error)})", path) from None
-        raise
-    finally:
-        folders = [path.parent for path in contents if path.name == RESULTS]
-        of_killed_runs = (left for folder in folders for left in folder.glob(f".*{_UNFINISHED_SUFFIX}"))
-        for left in {*prepared.values(), *backups.values(), *of_killed_runs}:
-            left.unlink(missing_ok=True)
-
-
-def _restore_backups(paths: Iterable[Path], backups: Mapping[Path, Path]) -> None:
-    for path in paths:
-        if path not in backups:  # the file is new
-            path.unlink(missing_ok=True)
-        elif backups[path].exists():
-            backups[path].replace(path.resolve())

@@ -1,4 +1,4 @@
-"""Tables for terminal, CSV, Markdown and LaTeX, with the text of users escaped."""
+"""Tables for CSV, Markdown and LaTeX, with the text of users escaped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ import math
 import re
 from collections.abc import Sequence
 from html import escape
-
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from vpmetrics._scores.registry import DASH
 from vpmetrics.report.tables import Cell, Table
@@ -36,8 +30,7 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 _INDEX = re.compile(r"\b([DGCl])\\_(ECE|VD|diag|w)\b")  # measures with an index, escaped; other names are not changed
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # a spreadsheet takes text that begins so for a formula
-_COLUMN_WIDTH, _PAGE_ROWS = 46, 40  # characters that fit one of two columns; rows that fit a page
-_STYLES = {"best": "bold", "better": "green", "worse": "red"}
+_COLUMN_WIDTH = 46  # characters that fit one of two columns
 
 
 def as_csv(tables: Sequence[Table]) -> str:
@@ -87,22 +80,20 @@ def as_latex(tables: Sequence[Table], intervals: bool = False) -> str:
 
     Letters outside Latin, such as Chinese names, need ``lualatex`` and a font with these letters.
     """
-    pieces = [
-        _latex_table(table, table.rows[at : at + _PAGE_ROWS], intervals)
-        for table in tables
-        for at in range(0, max(len(table.rows), 1), _PAGE_ROWS)
-    ]
+    pieces = [_latex_table(table, intervals) for table in tables]
     return "% \\usepackage{booktabs,graphicx}\n" + "\n".join(pieces)
 
 
-def _latex_table(table: Table, rows: Sequence[Sequence[Cell]], intervals: bool) -> str:
-    texts = [table.columns, *([str(cell) if intervals else cell.text for cell in row] for row in rows)]
-    lengths = [max(map(len, [*head.split(), *cells])) for head, *cells in zip(*texts, strict=True)]
-    kind = "table*" if sum(lengths) + 2 * len(lengths) > _COLUMN_WIDTH else "table"
+def _latex_table(table: Table, intervals: bool) -> str:
+    kind = "table*" if _latex_width(table, intervals) > _COLUMN_WIDTH else "table"
     # All headings but the first stand word below word.
-    stacks = [r" \\ ".join(map(_set_indices, text.split() if at else [text])) for at, text in enumerate(table.columns)]
-    head = " & ".join(rf"\shortstack[r]{{{stack}}}" if r" \\ " in stack else stack for stack in stacks)
-    caption = _escape_latex(" ".join(filter(None, (table.title and f"{table.title}.", table.caption))))
+    heads = [_set_indices(table.columns[0])]
+    for text in table.columns[1:]:
+        words = [_set_indices(word) for word in text.split()]
+        stack = r" \\ ".join(words)
+        heads.append(rf"\shortstack[r]{{{stack}}}" if len(words) > 1 else stack)
+    title = f"{table.title}." if table.title else ""
+    caption = _escape_latex(f"{title} {table.caption}".strip())
     lines = [
         rf"\begin{{{kind}}}[t]\centering\footnotesize\setlength{{\tabcolsep}}{{4pt}}",
         rf"\caption{{{caption}}}\vspace{{3pt}}",
@@ -110,14 +101,25 @@ def _latex_table(table: Table, rows: Sequence[Sequence[Cell]], intervals: bool) 
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
         r"\toprule",
-        rf"{head} \\",
+        rf"{' & '.join(heads)} \\",
         r"\midrule",
-        *(" & ".join(_latex_cell(cell, intervals) for cell in row) + r" \\" for row in rows),
-        r"\bottomrule",
-        rf"\end{{tabular}}}}\end{{{kind}}}",
-        "",
     ]
+    for row in table.rows:
+        cells = [_latex_cell(cell, intervals) for cell in row]
+        lines.append(rf"{' & '.join(cells)} \\")
+    lines += [r"\bottomrule", rf"\end{{tabular}}}}\end{{{kind}}}", ""]
     return "\n".join(lines)
+
+
+def _latex_width(table: Table, intervals: bool) -> int:
+    """Return how many characters wide a table is, with two between columns."""
+    width = 0
+    for at, head in enumerate(table.columns):
+        texts = head.split()
+        for row in table.rows:
+            texts.append(str(row[at]) if intervals else row[at].text)
+        width += 2 + max(map(len, texts), default=0)
+    return width
 
 
 def _latex_cell(cell: Cell, intervals: bool) -> str:
@@ -133,33 +135,3 @@ def _set_indices(text: str) -> str:
 
 def _escape_latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
-
-
-def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print tables; columns that do not fit the terminal follow in a second table, so that no digit is cut."""
-    for table in tables:
-        # Headings stand word by word, so that a dozen columns fit into 80 characters.
-        heads = [text.replace(" ", "\n") if at else text for at, text in enumerate(table.columns)]
-        columns = zip(heads, *table.rows, strict=True)
-        widths = [max(map(cell_len, (*head.split("\n"), *map(str, cells)))) for head, *cells in columns]
-        gap = 2 if sum(widths) + 2 * len(widths) <= console.width else 1
-        room, start = console.width - min(widths[0], console.width // 2), 1
-        while start < len(widths):
-            stop = start + 1
-            while stop < len(widths) and sum(widths[start : stop + 1]) + gap * (stop + 1 - start) <= room:
-                stop += 1
-            grid = RichTable(
-                title=Text(table.title if start == 1 else f"{table.title} (continued)", "bold"),
-                title_justify="left",
-                box=box.SIMPLE_HEAD,  # which puts one space between columns
-                padding=(0, gap - 1, 0, 0),
-                show_edge=False,
-                pad_edge=False,
-            )
-            places = [0, *range(start, stop)]
-            for at in places:
-                grid.add_column(Text(heads[at]), justify="right" if at else "left", no_wrap=bool(at), overflow="fold")
-            for row in table.rows:
-                grid.add_row(*(Text(str(row[at]), _STYLES.get(row[at].tone, "")) for at in places))
-            console.print(grid)
-            start = stop

@@ -1,0 +1,170 @@
+"""What a command prints: the summary, every table if asked for, notes, and what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from vpmetrics._util.inputs import InputError
+from vpmetrics._util.scalar import printable
+from vpmetrics.report import comparison, summary
+from vpmetrics.report.folder import RESULTS, check_output_file, check_output_folder, replace_file, replace_folder
+from vpmetrics.report.outputs import PAGE, Content, own_file_names, render_files, render_results
+from vpmetrics.report.tables import Table
+
+_STYLES = {"best": "bold", "better": "green", "worse": "red"}  # by the tone of a cell
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What a command prints and writes.
+
+    ``out``: a folder for everything; ``json``: a file for the results, ``-`` prints them and nothing else.
+    """
+
+    out: Path | None = None
+    json: Path | None = None
+    all: bool = False
+    columns: tuple[str, ...] = ("default",)
+    figures: tuple[str, ...] = ("png",)
+    latex_intervals: bool = False
+
+    @property
+    def is_json_printed(self) -> bool:
+        """Whether the results are printed as JSON, and nothing else is."""
+        return str(self.json) == "-"
+
+
+def check_outputs(options: OutputOptions, inputs: Sequence[str] = ()) -> None:
+    """Raise for outputs that cannot be written, or that would overwrite each other or an input."""
+    comparison.check_columns(options.columns)
+    if options.out is not None:
+        check_output_folder(options.out, own_file_names())
+        _check_not_an_input(options.out, inputs)
+    if options.json is None or options.is_json_printed:
+        return
+    check_output_file(options.json)
+    _check_not_an_input(options.json, inputs)
+    if options.out is not None and options.json.resolve().parent == options.out.resolve():
+        raise InputError("is in the folder of --out, which is replaced as a whole; choose another name", options.json)
+
+
+def _check_not_an_input(path: Path, inputs: Sequence[str]) -> None:
+    """Raise if an output is an input or holds one."""
+    target = path.resolve()
+    for text in inputs:
+        source = Path(text).resolve()
+        if target == source or (target.is_dir() and target in source.parents):
+            raise InputError(f"holds the input {text} and would be lost; choose another name", path)
+
+
+def publish(content: Content, console: Console, options: OutputOptions) -> None:
+    """Write the files that were asked for, and print the summary."""
+    # Files are written before anything is printed: the reader of the output may stop.
+    if options.out is not None:
+        files = render_files(content, options.figures, options.latex_intervals)
+        replace_folder(options.out, files, own_file_names())
+    if options.is_json_printed:
+        console.file.write(render_results(content).decode())
+        return
+    if options.json is not None:
+        replace_file(options.json, render_results(content))
+    _print_summary(content, options, console)
+    _print_written(options, console)
+
+
+def _print_summary(content: Content, options: OutputOptions, console: Console) -> None:
+    if options.all:
+        for path, description in content.run.inputs.items():
+            _print_text(printable(f"{path}: {description}"), console, "dim")
+    first, *others = _summary_lines(content)
+    _print_text(first, console, "bold")
+    for line in [*others, ""]:
+        _print_text(line, console)
+    if options.all:
+        print_tables(content.tables, console)
+        _print_text(summary.THRESHOLDS, console, "dim")
+    if content.intervals:
+        _print_text(f"In brackets: {content.intervals}.", console, "dim")
+    for note in content.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
+
+
+def _summary_lines(content: Content) -> list[str]:
+    if len(content.systems) == 1:
+        return summary.summary_lines(content.systems[0])
+    verdict = comparison.verdict_of_systems(content.systems, content.pairs)
+    lines = [*summary.verdict_lines(verdict), ""]
+    lines += summary.check_lines(comparison.collect_checks(content.systems))
+    lines += summary.comparison_lines(content.systems)
+    return lines
+
+
+def _print_written(options: OutputOptions, console: Console) -> None:
+    if options.json is not None:
+        _print_text(f"Wrote {printable(options.json)}", console)
+    if options.out is not None:
+        page = printable(options.out / PAGE)
+        _print_text(f"Wrote {page}, with figures, tables, model card and {RESULTS} beside it", console)
+
+
+def _print_text(text: str, console: Console, style: str = "") -> None:
+    """Print a text as it is: brackets are no markup, and long lines are not broken."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+    """Print tables; columns that do not fit the terminal follow in a second table, so that no digit is cut."""
+    for table in tables:
+        # Headings stand word by word, so that a dozen columns fit into 80 characters.
+        heads = [table.columns[0]]
+        heads += [text.replace(" ", "\n") for text in table.columns[1:]]
+        widths = [_column_width(head, table, at) for at, head in enumerate(heads)]
+        is_roomy = sum(widths) + 2 * len(widths) <= console.width
+        gap = 2 if is_roomy else 1
+        title = table.title
+        for columns in _split_columns(widths, gap, console.width):
+            grid = RichTable(
+                title=Text(title, "bold"),
+                title_justify="left",
+                box=box.SIMPLE_HEAD,  # which puts one space between columns
+                padding=(0, gap - 1, 0, 0),
+                show_edge=False,
+                pad_edge=False,
+            )
+            grid.add_column(Text(heads[0]), justify="left", overflow="fold")
+            for at in columns:
+                grid.add_column(Text(heads[at]), justify="right", no_wrap=True, overflow="fold")
+            for row in table.rows:
+                cells = [row[at] for at in (0, *columns)]
+                grid.add_row(*(Text(str(cell), _STYLES.get(cell.tone, "")) for cell in cells))
+            console.print(grid)
+            title = f"{table.title} (continued)"
+
+
+def _column_width(head: str, table: Table, at: int) -> int:
+    texts = [*head.split("\n"), *(str(row[at]) for row in table.rows)]
+    return max(map(cell_len, texts))
+
+
+def _split_columns(widths: Sequence[int], gap: int, total_width: int) -> list[list[int]]:
+    """Return the columns of each part of a table, beside its first column, so that each fits the terminal."""
+    room = total_width - min(widths[0], total_width // 2)
+    parts: list[list[int]] = []
+    used = room
+    for at in range(1, len(widths)):
+        width = widths[at] + gap
+        if not parts or used + width > room:
+            parts.append([])
+            used = 0
+        parts[-1].append(at)
+        used += width
+    return parts
