@@ -1,7 +1,7 @@
-"""Synthetic voices and trials, the corpus of a peer's package, and three systems that no equal error rate ranks."""
+"""Synthetic voices and trials, and three systems that no equal error rate ranks."""
 
+import numpy as np
 import torch
-from legal_eval import demo
 
 UNDEFINED = "The result is NaN"
 
@@ -83,11 +83,16 @@ def gaussians(targets, nontargets, distance=1.5, seed=0):
     return preds + distance * target, target
 
 
-def demo_corpus(number):
-    """The corpus that the peer's package makes: half of everybody's utterances to enrol, half to test."""
-    spk2utt, embeddings = demo.synthetic_corpus(number, 12)
-    enrolled, tested = demo.split_corpus(spk2utt, 6)
-    return enrolled, tested, demo.simulate_anonymization(embeddings, 0.4)
+def singling_out_arguments(references, voices):
+    """Arguments of singling out, where the first conversation of every speaker is tested."""
+    counts = [len(voice) for voice in voices]
+    return {
+        "references": torch.tensor(np.stack(references)),
+        "reference_speakers": torch.arange(len(references)),
+        "conversations": torch.tensor(np.concatenate(voices)),
+        "speakers": torch.arange(len(voices)).repeat_interleave(torch.tensor(counts)),
+        "is_tested": torch.cat([torch.arange(count) == 0 for count in counts]),
+    }
 
 
 def rates(values, prefix="rate_"):

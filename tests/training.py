@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from extras import needs
 from leaking_voices import NAMES, loader, protect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -17,7 +19,17 @@ from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
-both_packages = pytest.mark.parametrize("pl", [importlib.import_module(name) for name in PACKAGES], ids=PACKAGES)
+
+
+def _parameter(package):
+    """A package as the parameter of a test, which skips where the package is not installed."""
+    root = package.partition(".")[0]
+    module = importlib.import_module(package) if find_spec(root) else None
+    marks = [] if package == PACKAGES[0] else needs(root)
+    return pytest.param(module, marks=marks, id=package)
+
+
+both_packages = pytest.mark.parametrize("pl", [_parameter(package) for package in PACKAGES])
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
 
 

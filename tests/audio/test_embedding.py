@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from audio.conftest import describe, noise, write
+from extras import import_or_skip
 
 from vpmetrics.audio import (
     AudioError,
@@ -259,8 +260,9 @@ def harmonic(pitch: float, seconds: float) -> np.ndarray:
     return 0.1 * tone * (np.abs(time - seconds / 2) < 0.4 * seconds)
 
 
+@pytest.mark.dev
 def test_f0_histograms_count_lags_of_voiced_speech(tmp_path):
-    pytest.importorskip("librosa")
+    import_or_skip("librosa", "f0")
     lags = {"p1_1": 80.5, "p2_1": 40.5, "p3_1": 23.5}
     for name, lag in lags.items():
         write(tmp_path / f"{name}.wav", harmonic(8000 / lag, 2.0) + 1e-4 * noise(2.0))

@@ -18,6 +18,7 @@ import pytest
 import soundfile
 import torch
 from audio.conftest import describe
+from extras import import_or_skip, needs_weights
 from torch import nn
 
 from vpmetrics.audio import AudioError, SpeakerEncoder, as_encoder, encoders, load_encoder, resample
@@ -73,10 +74,11 @@ def speech() -> list[np.ndarray]:
     return [*own, 0.01 * own[0], 3 * own[1], own[2][:500], own[3][:25600], own[3][:25601], np.concatenate(own)]
 
 
+@needs_weights
 def test_resemblyzer_is_that_of_its_package(monkeypatch):
     """The package imports webrtcvad, which needs `pkg_resources`, for the silences that neither side removes here."""
     monkeypatch.setitem(sys.modules, "webrtcvad", types.ModuleType("webrtcvad"))
-    package = pytest.importorskip("resemblyzer", exc_type=ImportError)
+    package = import_or_skip("resemblyzer")
     theirs = package.VoiceEncoder("cpu", verbose=False)
     loud = [package.normalize_volume(wave, -30, increase_only=True) for wave in speech()]
     expected = np.stack([theirs.embed_utterance(wave) for wave in loud])
@@ -87,6 +89,7 @@ def test_resemblyzer_is_that_of_its_package(monkeypatch):
     np.testing.assert_allclose(embeddings.numpy(), expected, atol=2e-6)
 
 
+@needs_weights
 def test_resemblyzer_has_its_published_weights():
     encoder = load_encoder("resemblyzer")
     assert encoder.can_pad
@@ -94,6 +97,7 @@ def test_resemblyzer_has_its_published_weights():
     assert not any(weight.requires_grad for weight in encoder.parameters())
 
 
+@needs_weights
 def test_resemblyzer_downloads_its_weights_where_the_package_is_absent(monkeypatch, tmp_path):
     installed = Path(ours.find_spec("resemblyzer").origin).with_name("pretrained.pt")
     hashes = []
@@ -129,6 +133,7 @@ def xvector(folder: Path, norm: str, kind: str = "WavLM") -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "norm"), [("WavLM", "layer"), ("WavLM", "group"), ("Wav2Vec2", "layer")])
 def test_transformers(tmp_path, kind, norm):
     folder = xvector(tmp_path, norm, kind)
@@ -187,6 +192,7 @@ modules:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_speechbrain(tmp_path, speechbrain):
     (tmp_path / "hyperparams.yaml").write_text(HYPERPARAMETERS.replace("FOLDER", str(tmp_path)))
@@ -251,6 +257,7 @@ def test_a_model_that_is_nowhere_fails_at_once_without_a_network(monkeypatch):
     assert "HF_HUB_OFFLINE" not in os.environ
 
 
+@pytest.mark.slow
 def test_transformers_without_a_network(monkeypatch):
     pytest.importorskip("transformers")
     hide_the_hub(monkeypatch)
@@ -298,6 +305,7 @@ def write_onnx(path: Path, network: Pooled, lengths: str | None, batch: int | st
     onnx.save(model, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [None, "samples", "shares"])
 @pytest.mark.parametrize("batch", ["B", 1])
 def test_onnx(tmp_path, pooled, lengths, batch):
@@ -311,6 +319,7 @@ def test_onnx(tmp_path, pooled, lengths, batch):
         assert_padding_is_ignored(encoder, 8000, 12000)
 
 
+@pytest.mark.slow
 def test_files_of_one_name_differ_by_content(tmp_path, pooled):
     for folder, network in (("a", pooled), ("b", Pooled())):
         (tmp_path / folder).mkdir()
@@ -420,6 +429,7 @@ def test_waveforms_and_lengths_are_checked(waveforms, lengths, error, message):
         encoder(waveforms, lengths)
 
 
+@needs_weights
 def test_audio_of_another_rate_is_resampled():
     encoder, inner = as_encoder("resemblyzer", sample_rate=24000), load_encoder("resemblyzer")
     audio = 0.1 * torch.randn(2, 36000, generator=torch.Generator().manual_seed(0))

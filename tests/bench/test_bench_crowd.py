@@ -2,15 +2,17 @@
 
 import time
 
-import legal_eval
 import pytest
 import torch
-from legal_eval import metrics
+from extras import import_or_skip
 from samples import people
 
 from bench.timing import afresh, in_turns, peak_megabytes, ratio, report
 from vpmetrics import ReidentificationRate, SinglingOut
 from vpmetrics.functional import identify, rank_histogram
+
+legal_eval = import_or_skip("legal_eval")
+metrics = import_or_skip("legal_eval.metrics")
 
 pytestmark = pytest.mark.bench
 

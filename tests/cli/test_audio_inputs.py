@@ -5,6 +5,7 @@ import pytest
 import soundfile
 import torch
 from cli.cases import run, scalars_of, systems_of
+from extras import needs, needs_weights
 
 from vpmetrics import VoicePrivacy
 from vpmetrics.audio import embed_pairs, pair_recordings
@@ -63,6 +64,7 @@ def assert_results_of(voices, got, is_reference=None, **settings):
         assert got[key] == pytest.approx(float(expected[key]), abs=1e-6), key
 
 
+@needs_weights
 def test_evaluate_accepts_two_folders_of_recordings(tmp_path, folders, capsys):
     options = ["--no-attacks", "--out", tmp_path / "report"]
     run("evaluate", folders / "o", folders / "a", *options)
@@ -80,6 +82,7 @@ def test_evaluate_accepts_two_folders_of_recordings(tmp_path, folders, capsys):
     assert scalars_of(tmp_path / "again/results.json") == got
 
 
+@needs_weights
 def test_encoder_with_largest_disclosure_comes_first(evaluate, folders, encoder):
     options = ["--encoder", encoder, "--encoder", "resemblyzer", "--no-attacks", "--intervals", "0"]
     systems = evaluate(folders / "o", folders / "a", *options)
@@ -111,7 +114,11 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encode
 
 @pytest.mark.filterwarnings("ignore:4 of 16 original embeddings equal", "ignore:Linkability needs 10 target trials")
 @pytest.mark.parametrize(
-    ("option", "enrolment", "scoring"), [("enrolls", "speaker", "cosine"), ("references", "utterance", "euclidean")]
+    ("option", "enrolment", "scoring"),
+    [
+        ("enrolls", "speaker", "cosine"),
+        pytest.param("references", "utterance", "euclidean", marks=needs("librosa", "f0")),
+    ],
 )
 def test_reference_and_enrolment_lists_apply(tmp_path, evaluate, folders, encoder, option, enrolment, scoring):
     enrolled = [f"p{speaker}/p{speaker}_{number}" for speaker in range(4) for number in (0, 1)]

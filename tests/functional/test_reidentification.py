@@ -1,14 +1,12 @@
-"""Somebody among N people, and one singled out of N: all sets, the peer's estimators, chance, thin data."""
+"""Somebody among N people, and one singled out of N: all sets, chance, thin data."""
 
 import math
 
-import legal_eval
 import numpy as np
 import pytest
 import torch
-from legal_eval import metrics
 from reference import population as reference
-from samples import UNDEFINED, demo_corpus, rates
+from samples import UNDEFINED, rates, singling_out_arguments
 from scipy.stats import betabinom
 
 from vpmetrics._identification.population import draw_places
@@ -77,22 +75,6 @@ def test_rate_passes_gradcheck():
     assert torch.autograd.gradcheck(function, histogram, rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("length", [1, 3])
-def test_rate_equals_exact_linkability_of_the_peer_package(length):
-    enrolled, tested, embeddings = demo_corpus(number=300)
-    models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
-    probes, _ = legal_eval.build_test_embeddings(tested, embeddings, length, rng=np.random.default_rng(0))
-    matrix = legal_eval.cosine_score_matrix(models, probes)
-    names = {speaker: number for number, speaker in enumerate(models)}
-    inputs, references = (torch.tensor(np.stack(list(side.values()))) for side in (probes, models))
-    own = torch.tensor([names[speaker] for speaker in probes])
-    histogram = rank_histogram(inputs, own, references, torch.arange(300))
-    for size, rate in rates(reidentification_rate(histogram, (1, 2, 20, 100, 299, 300))).items():
-        assert rate == pytest.approx(legal_eval.linkability(matrix, size, estimator="exact")[0], abs=1e-9)
-        drawn = legal_eval.linkability(matrix, size, n_runs=200)
-        assert rate == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(200) + 1e-9)
-
-
 def isolated(seed, number=7, counts=(1, 3, 2, 2, 1, 3, 2), width=3):
     """References, conversations with the one that is tested, and the scores as the reference wants them."""
     draw = np.random.default_rng(seed)
@@ -102,22 +84,10 @@ def isolated(seed, number=7, counts=(1, 3, 2, 2, 1, 3, 2), width=3):
     return references, voices, scores
 
 
-def arguments(references, voices):
-    """Of every speaker, the first conversation is tested."""
-    counts = [len(voice) for voice in voices]
-    return {
-        "references": torch.tensor(np.stack(references)),
-        "reference_speakers": torch.arange(len(references)),
-        "conversations": torch.tensor(np.concatenate(voices)),
-        "speakers": torch.arange(len(voices)).repeat_interleave(torch.tensor(counts)),
-        "is_tested": torch.cat([torch.arange(count) == 0 for count in counts]),
-    }
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_singling_out_matches_the_mean_over_all_galleries(seed):
     references, voices, scores = isolated(seed)
-    found = singling_out(**arguments(references, voices), sizes=(2, 3, 5, 7), scoring="dot", draws=1000)
+    found = singling_out(**singling_out_arguments(references, voices), sizes=(2, 3, 5, 7), scoring="dot", draws=1000)
     for size in (2, 3, 5, 7):
         isolations = [
             reference.singling_out(np.array([row[0] for row in rows]), [row[1:] for row in rows], own, size)
@@ -127,44 +97,6 @@ def test_singling_out_matches_the_mean_over_all_galleries(seed):
         assert error <= 2 * 0.5 / math.sqrt(7 * 1000)
         assert found[f"singling_out_{size}"].item() == pytest.approx(np.mean(isolations), abs=4 * error + 1e-12)
         assert (error == 0) == (size == len(scores))
-
-
-def conversations_of_the_peer(length=1):
-    """Models and conversations of the peer's demo, and both as arguments of our function."""
-    enrolled, tested, embeddings = demo_corpus(number=40)
-    models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
-    made = legal_eval.build_conversations(tested, embeddings, length)
-    voices = [np.stack([one.test, *one.calibration]) for one in made.values()]
-    return models, made, arguments(list(models.values()), voices)
-
-
-@pytest.mark.parametrize("length", [1, 3])
-def test_singling_out_equals_the_peer_package(length):
-    models, made, given = conversations_of_the_peer(length=length)
-    scores, sizes = metrics.score_conversations(models, made), (2, 5, 10, 20, 40)
-    ours = singling_out(**given, sizes=sizes, draws=500)
-    for size in sizes:
-        outcomes = np.array(list(metrics.singling_out(scores, size, n_runs=1 if size == 40 else 200).values()))
-        value, error = ours[f"singling_out_{size}"].item(), ours[f"singling_out_{size}_error"].item()
-        if size == 40:  # everybody: neither of us draws
-            assert value == outcomes.mean()
-        else:
-            spread = math.hypot(error, outcomes.std(0, ddof=1).mean() / math.sqrt(outcomes.size))
-            assert value == pytest.approx(outcomes.mean(), abs=4 * spread)
-
-
-def test_singling_out_error_is_the_spread_over_random_draws():
-    *_, given = conversations_of_the_peer()
-    found = []
-    for seed in range(30):
-        # Other values of the same geometry are other draws: turn everything by the same rotation.
-        draw = torch.Generator().manual_seed(seed)
-        turn = torch.linalg.qr(torch.randn(32, 32, generator=draw, dtype=torch.float64))[0]
-        turned = {name: given[name] @ turn for name in ("references", "conversations")}
-        values = singling_out(**given | turned, sizes=(10,), draws=50)
-        found.append([values["singling_out_10"], values["singling_out_10_error"]])
-    values, errors = torch.tensor(found).T
-    assert 0.6 < errors.mean() / values.std() < 1.7
 
 
 @pytest.mark.parametrize(("calibration", "expected"), [(1, 0.265), (2, 0.302), (9, 0.349)])
@@ -189,7 +121,7 @@ def test_singling_out_is_1_for_separated_and_0_for_constant_embeddings():
 
 def test_singling_out_averages_over_every_tested_conversation():
     references, voices, _ = isolated(4, counts=(1,) * 7)
-    given = arguments(references, voices)
+    given = singling_out_arguments(references, voices)
     del given["is_tested"]
     places = draw_places(given["speakers"], row_sort_keys(given["conversations"]))
     turns = [singling_out(**given, is_tested=places == turn, sizes=(7,))["singling_out_7"] for turn in (0, 1)]
@@ -198,7 +130,8 @@ def test_singling_out_averages_over_every_tested_conversation():
 
 
 def test_singling_out_is_independent_of_block_size(monkeypatch):
-    *_, given = conversations_of_the_peer()
+    references, voices, _ = isolated(0, number=40, counts=(5,) * 40)
+    given = singling_out_arguments(references, voices)
     expected = singling_out(**given, sizes=(10, 40), draws=50)
     monkeypatch.setattr("vpmetrics._identification.singling_out.num_rows_at_once", lambda *_: 3)
     assert singling_out(**given, sizes=(10, 40), draws=50) == expected
@@ -209,7 +142,7 @@ def test_nan_and_sizes_above_the_gallery_give_nan_with_one_warning(sizes, has_na
     references, voices, _ = isolated(0)
     references[2, 1] = np.nan if has_nan else references[2, 1]
     with pytest.warns(UserWarning, match=UNDEFINED) as warned:
-        found = singling_out(**arguments(references, voices), sizes=sizes)
+        found = singling_out(**singling_out_arguments(references, voices), sizes=sizes)
     assert len(warned) == 1
     assert found.pop("singling_out_7").isnan() == has_nan
     assert found.pop("singling_out_7_error").isnan() == has_nan
@@ -217,7 +150,7 @@ def test_nan_and_sizes_above_the_gallery_give_nan_with_one_warning(sizes, has_na
 
 
 def test_invalid_is_tested_raises():
-    given = arguments(*isolated(0)[:2])
+    given = singling_out_arguments(*isolated(0)[:2])
     with pytest.raises(ValueError, match="mark one conversation of every speaker"):
         singling_out(**(given | {"is_tested": torch.zeros_like(given["is_tested"])}), sizes=(3,))
     with pytest.raises(TypeError, match="to be boolean"):

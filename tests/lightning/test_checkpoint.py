@@ -1,6 +1,5 @@
 """Which checkpoints are kept and chosen, what is on disk at any time, and which names and arguments are wrong."""
 
-import importlib
 import json
 import pickle
 import shutil
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from extras import import_or_skip
 from leaking_voices import LOSSES, NAMES, SHARES, by_hand, loader
 from training import PACKAGES, anonymiser, assert_same, both_packages, fit, keeper, names_in, stepping, watch
 
@@ -49,7 +49,7 @@ def epochs_of(checkpoint):
 
 @pytest.mark.parametrize(("package", "mode"), list(zip(PACKAGES, ("min", "max"), strict=True)))
 def test_best_utility_within_the_budget(package, tmp_path, mode):
-    pl = importlib.import_module(package)
+    pl = import_or_skip(package)
     made = keeper(budget=0.4, mode=mode, dirpath=tmp_path, filename="{epoch}")
     checkpoint = pickle.loads(pickle.dumps(made))
     assert checkpoint.state_key == made.state_key

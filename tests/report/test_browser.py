@@ -3,12 +3,14 @@
 import shutil
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from cli.cases import run, write_embeddings
-from playwright.sync_api import sync_playwright
+from extras import import_or_skip
+
+Axe = import_or_skip("axe_playwright_python.sync_playwright").Axe
+sync_playwright = import_or_skip("playwright.sync_api").sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
 SCROLLED = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
