@@ -8,13 +8,13 @@ direction would reveal the speaker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vpmetrics._scores.scorers import Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
+from vpmetrics._scores.scorers import Scorer, Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
 from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._util.dtypes import is_finite_everywhere, widen
 from vpmetrics._util.validation import check_same_device, check_utterances
@@ -28,6 +28,7 @@ from vpmetrics._utterances.utterances import (
 )
 
 _SESSION_BITS = 32  # of a code of speaker and session
+_FEW_SCORES = 1 << 18  # up to as many are compared at once even where most inputs fill up a batch
 
 
 class References(NamedTuple):
@@ -48,18 +49,23 @@ class References(NamedTuple):
     rows: Tensor  # (M,), sorted by unit, and within a unit by value
     first_row: Tensor  # (U,)
 
-    def unit_means(self, unit_number: Tensor | int = 0, excluded_row: Tensor | int = -1) -> Tensor:
-        """Return a gallery, ``(N, D)``: for every speaker the mean of one unit without one of its rows.
+    def unit_means(self) -> Tensor:
+        """Return the mean of the first unit of every speaker, ``(N, D)``."""
+        return self.sums[self.first_unit] / self.counts[self.first_unit, None] + self.anchor
 
-        Both are counted cyclically within the speaker and the unit. A negative ``excluded_row`` excludes nothing; a
-        single row is never excluded.
+    def leave_one_out_means(self, unit_number: Tensor, excluded_row: Tensor) -> Tensor:
+        """Return galleries ``(G, N, D)``: for every speaker the mean of one unit without one of its rows.
+
+        ``unit_number``, ``excluded_row`` ``(G,)``: both are counted cyclically within the speaker and the unit. A
+        negative ``excluded_row`` excludes nothing; a single row is never excluded. All means follow from the sums.
         """
-        unit = self.first_unit + unit_number % self.units
+        excluded_row = excluded_row[:, None]
+        unit = self.first_unit + unit_number[:, None] % self.units
         counts = self.counts[unit]
         lacks_row = (counts > 1) & (excluded_row >= 0)
         row = self.rows[self.first_row[unit] + excluded_row % counts]
-        left_out = (widen(self.vectors[row]) - self.anchor).masked_fill(~lacks_row[:, None], 0)
-        return (self.sums[unit] - left_out) / (counts - lacks_row.long())[:, None] + self.anchor
+        left_out = (widen(self.vectors[row]) - self.anchor).masked_fill_(~lacks_row[..., None], 0)
+        return (self.sums[unit] - left_out) / (counts - lacks_row.long())[..., None] + self.anchor
 
 
 class IdentificationTrials(NamedTuple):
@@ -70,8 +76,10 @@ class IdentificationTrials(NamedTuple):
     column: Tensor  # (B,), of the input's speaker among the references
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether all embeddings are finite
-    galleries: Tensor  # (2, P), arguments of ``References.unit_means``: unit number and excluded row of each
-    parts: tuple[Tensor, ...]  # inputs of each gallery
+    galleries: Tensor  # (2, G), arguments of ``References.leave_one_out_means``, largest galleries first
+    order: Tensor  # (B,), inputs sorted by gallery
+    gallery_of_place: Tensor  # (B,), in this order
+    gallery_sizes: tuple[int, ...]  # inputs of each gallery
     processes: Processes = SINGLE_PROCESS
 
     @property
@@ -139,8 +147,10 @@ def form_trials(
     column = find_indices(references.speakers, test.speakers)
     usable, column = column >= 0, column.clamp(min=0)
     if len(references.speakers) == 0:
-        none = column.new_zeros(2, 0)
-        return IdentificationTrials(test.embeddings, references, column, usable, finite, none, (), processes)
+        none = column.new_zeros(0)
+        return IdentificationTrials(
+            test.embeddings, references, column, usable, finite, none.expand(2, 0), none, none, (), processes
+        )
     unit_number, excluded_row = torch.zeros_like(column), torch.full_like(column, -1)
     if by_session and test.sessions is not None:
         unit = find_indices(unit_codes, (column << _SESSION_BITS) + test.sessions)
@@ -156,9 +166,22 @@ def form_trials(
     base = len(enrolment) + 1
     codes = unit_number * base + excluded_row + 1
     codes, gallery, counts = torch.unique(codes, return_inverse=True, return_counts=True)
-    parts = gallery.argsort(stable=True).split(counts.tolist())
+    counts, by_size = counts.sort(descending=True, stable=True)
+    codes = codes[by_size]
+    gallery_of_place, order = by_size.argsort()[gallery].sort(stable=True)
     galleries = torch.stack([codes // base, codes % base - 1])
-    return IdentificationTrials(test.embeddings, references, column, usable, finite, galleries, parts, processes)
+    return IdentificationTrials(
+        test.embeddings,
+        references,
+        column,
+        usable,
+        finite,
+        galleries,
+        order,
+        gallery_of_place,
+        tuple(counts.tolist()),
+        processes,
+    )
 
 
 def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor]:
@@ -192,40 +215,136 @@ def _row_places_in_units(references: References, unit_of_row: Tensor, keys: Tens
     return torch.empty_like(rows).scatter(0, rows, place - references.first_row[unit])
 
 
+class _GalleryBatch(NamedTuple):
+    """Galleries that are compared at once, each with as many inputs; or one gallery with some of its inputs."""
+
+    first: int  # gallery
+    last: int  # gallery, exclusive
+    start: int  # place of the first input
+    stop: int  # place of the last input, exclusive
+    most_inputs: int  # of one gallery
+
+
 def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True) -> Iterator[ScoreRows]:
     """Yield the scores of inputs, or of this process's share, against all references; without a GPU sync."""
-    references, scorer = trials.references, resolve_scoring(scoring)
+    scorer = resolve_scoring(scoring)
     dtype = widest_affordable_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
-    step = num_rows_at_once(trials.inputs, trials.num_references)
-    pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
-    pending: list[ScoreRows] = []  # galleries have few inputs each, whose scores are yielded together
-    num_pending, last, gallery = 0, -1, references.sums
-    for number, rows in trials.processes.share(pieces) if is_distributed else pieces:
-        if pending and num_pending + len(rows) > step:
-            yield _join_score_rows(pending)
-            pending, num_pending = [], 0
-        if number != last:
-            last, gallery = number, references.unit_means(*trials.galleries[:, number])
-            gallery = prepare_rows(gallery, scorer, references.anchor, dtype)
-        probes = prepare_rows(trials.inputs[rows], scorer, references.anchor, dtype)
+    batches = _batch_galleries(trials)
+    if is_distributed:
+        batches = list(trials.processes.share(batches))
+    kept_batch = None
+    galleries = trials.references.sums
+    for batch in batches:
+        # Pieces of one large gallery follow each other.
+        if kept_batch is None or (batch.first, batch.last) != (kept_batch.first, kept_batch.last):
+            unit_number, excluded_row = trials.galleries[:, batch.first : batch.last]
+            means = trials.references.leave_one_out_means(unit_number, excluded_row)
+            galleries = _prepare(means, scorer, trials.references.anchor, dtype)
+        kept_batch = batch
+        yield _score_batch(trials, batch, galleries, scorer)
+
+
+def _batch_galleries(trials: IdentificationTrials) -> list[_GalleryBatch]:
+    """Return batches of galleries: small ones together, large ones in pieces of inputs."""
+    most_inputs = num_rows_at_once(trials.inputs, trials.num_references)
+    entries_per_gallery = max(1, trials.num_references * trials.inputs.shape[1])
+    most_galleries = max(1, _gallery_entries_at_once(trials.inputs) // entries_per_gallery)
+    batches: list[_GalleryBatch] = []
+    first = 0
+    start = 0
+    while first < len(trials.gallery_sizes):
+        largest = trials.gallery_sizes[first]
+        last = first + 1
+        stop = start + largest
+        while last < len(trials.gallery_sizes) and last - first < most_galleries:
+            padded_inputs = (last + 1 - first) * largest
+            inputs = stop + trials.gallery_sizes[last] - start
+            is_sparse = padded_inputs > 2 * inputs and padded_inputs * trials.num_references > _FEW_SCORES
+            if padded_inputs > most_inputs or is_sparse:
+                break
+            stop += trials.gallery_sizes[last]
+            last += 1
+        for piece in range(start, stop, max(most_inputs, 1) if last == first + 1 else stop - start):
+            piece_stop = min(piece + most_inputs, stop) if last == first + 1 else stop
+            batches.append(_GalleryBatch(first, last, piece, piece_stop, min(largest, piece_stop - piece)))
+        first = last
+        start = stop
+    return batches
+
+
+def _prepare(galleries: Tensor, scorer: Scorer, anchor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return rows ``(..., D)`` ready for comparison, in their shape."""
+    rows = galleries.flatten(0, -2)
+    return prepare_rows(rows, scorer, anchor, dtype).view(galleries.shape)
+
+
+def _score_batch(trials: IdentificationTrials, batch: _GalleryBatch, galleries: Tensor, scorer: Scorer) -> ScoreRows:
+    """Return the scores of the inputs of some prepared galleries ``(G, N, D)``."""
+    rows = trials.order[batch.start : batch.stop]
+    if not scorer.is_builtin:
+        return _score_with_function(trials, batch, rows, galleries, scorer)
+    shape = (batch.last - batch.first, batch.most_inputs)
+    compared_rows = rows
+    place_of_row = None
+    if len(rows) != shape[0] * shape[1]:
+        compared_rows, place_of_row = _fill_up_galleries(trials, batch, rows)
+    probes = _prepare(trials.inputs[compared_rows], scorer, trials.references.anchor, galleries.dtype)
+    probes = probes.unflatten(0, shape)
+    columns = trials.column[compared_rows].view(*shape, 1)
+    with torch.autocast(probes.device.type, enabled=False):
+        scores = scorer.compare(probes, galleries)
+        match = scores.gather(2, columns)
+        with torch.no_grad():
+            rounding = scorer.rounding(probes, galleries, scores, match)
+    compared = (scores.flatten(0, 1), match.flatten(0, 1), rounding.flatten(0, 1))
+    if place_of_row is not None:
+        compared = (compared[0][place_of_row], compared[1][place_of_row], compared[2][place_of_row])
+    return ScoreRows(rows, *compared)
+
+
+def _fill_up_galleries(trials: IdentificationTrials, batch: _GalleryBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inputs ``(G * P,)``, P for each gallery, where some have fewer; and the place of each of the ``rows``."""
+    num_galleries = batch.last - batch.first
+    gallery = trials.gallery_of_place[batch.start : batch.stop] - batch.first
+    first_row = torch.searchsorted(gallery, torch.arange(num_galleries, device=gallery.device))
+    number = torch.arange(len(rows), device=gallery.device)
+    place = gallery * batch.most_inputs + number - first_row[gallery]
+    # The first input of a gallery stands where there is none.
+    filled = rows[first_row, None].expand(-1, batch.most_inputs).flatten()
+    return filled.scatter(0, place, rows), place
+
+
+def _score_with_function(
+    trials: IdentificationTrials,
+    batch: _GalleryBatch,
+    rows: Tensor,
+    galleries: Tensor,
+    scorer: Scorer,
+) -> ScoreRows:
+    """Return what :func:`_score_batch` returns, by a function of the caller, which takes one gallery at a time."""
+    probes = _prepare(trials.inputs[rows], scorer, trials.references.anchor, galleries.dtype)
+    sizes = [len(rows)]
+    if batch.last - batch.first > 1:
+        sizes = list(trials.gallery_sizes[batch.first : batch.last])
+    parts: list[ScoreRows] = []
+    for gallery, some_rows, some_probes in zip(galleries, rows.split(sizes), probes.split(sizes), strict=True):
         with torch.autocast(probes.device.type, enabled=False):
-            scores = scorer.compare(probes, gallery)
-            if not scorer.is_builtin:
-                scores = scores.clone()  # the caller's function may keep what it returns, and a block is overwritten
-            match = scores.gather(1, trials.column[rows].unsqueeze(1))
+            # The caller's function may keep what it returns, and a block is overwritten.
+            scores = scorer.compare(some_probes, gallery).clone()
+            match = scores.gather(1, trials.column[some_rows].unsqueeze(1))
             with torch.no_grad():
-                rounding = scorer.rounding(probes, gallery, scores, match)
-        pending.append(ScoreRows(rows, scores, match, rounding))
-        num_pending += len(rows)
-    if pending:
-        yield _join_score_rows(pending)
-
-
-def _join_score_rows(parts: Sequence[ScoreRows]) -> ScoreRows:
-    return parts[0] if len(parts) == 1 else ScoreRows(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+                rounding = scorer.rounding(some_probes, gallery, scores, match)
+        parts.append(ScoreRows(some_rows, scores, match, rounding))
+    columns = zip(*parts, strict=True)
+    return ScoreRows(*map(torch.cat, columns))
 
 
 def num_rows_at_once(inputs: Tensor, columns: int) -> int:
     """Return how many inputs to score at once: a block fits a CPU's cache, or fills a GPU."""
     scores = 2**20 if inputs.device.type == "cpu" else 2**24
     return max(1, scores // max(1, columns, inputs.shape[1]))
+
+
+def _gallery_entries_at_once(inputs: Tensor) -> int:
+    """Return how many entries of galleries are formed at once, some 32 MB on a CPU."""
+    return 2**22 if inputs.device.type == "cpu" else 2**26

@@ -23,8 +23,8 @@ class Scorer(NamedTuple):
 
     ``prepare(rows)`` runs once per embedding, ``compare(a, b)`` per block of pairs. ``rounding(a, b, scores, match)``
     bounds the difference of two scores that are equal in exact arithmetic, ``(A, 1)``. ``is_builtin``: prepared rows
-    may be float64 whatever the embeddings were. ``is_shift_invariant``: adding one vector to all embeddings changes no
-    score; then the mean is subtracted first.
+    may be float64 whatever the embeddings were, and come in batches ``(..., A, D)``, ``(..., B, D)``.
+    ``is_shift_invariant``: adding one vector to all embeddings changes no score; then the mean is subtracted first.
     """
 
     prepare: Callable[[Tensor], Tensor]
@@ -72,7 +72,7 @@ def _nan_overflowing_rows(x: Tensor) -> Tensor:
 
 def _dot_product_epsilon(a: Tensor) -> float:
     """Return the relative rounding error of a dot product: its terms may be summed in different orders (1-2 ulp)."""
-    return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
+    return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[-1]))
 
 
 def _rounding_of_cosines(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
@@ -80,12 +80,13 @@ def _rounding_of_cosines(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) ->
 
 
 def _rounding_relative_to_largest(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    return _dot_product_epsilon(a) * scores.abs().amax(dim=1, keepdim=True)
+    return _dot_product_epsilon(a) * scores.abs().amax(dim=-1, keepdim=True)
 
 
 def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
     # The error of d^2 is relative to the squared norms. Error propagation: error of d = error of d^2 / (2 d).
-    squared = _dot_product_epsilon(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
+    largest = b.square().sum(dim=-1).amax(dim=-1)[..., None, None]
+    squared = _dot_product_epsilon(a) * (a.square().sum(dim=-1, keepdim=True) + largest)
     return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
 
 
