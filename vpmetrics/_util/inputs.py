@@ -1,10 +1,9 @@
-"""Input files: errors that the user can correct, unpacking up to a bound, and the list of files read."""
+"""Input files: errors that the user can correct, a limit of what they unpack to, and the list of files read."""
 
 from __future__ import annotations
 
 import gzip
 import io
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,8 +14,8 @@ from vpmetrics._util.scalar import printable
 
 Array = np.ndarray[Any, Any]
 
-# What a file may hold once unpacked, so that a few bytes cannot fill the memory.
-_UNPACKED_BYTES, _UNPACKED_RATIO = 1 << 26, 100
+# What a packed file may ask for: a million embeddings of 512 numbers. Its own size is always allowed.
+_UNPACKED_BYTES = 1 << 31
 
 read_files: dict[str, str] = {}  # the files that this run has read, and a description of each
 
@@ -61,23 +60,18 @@ def open_unpacked(path: str | Path) -> BinaryIO:
         file = Path(path)
         if file.suffix.lower() != ".gz":
             return file.open("rb")
-        limit = _UNPACKED_BYTES + _UNPACKED_RATIO * file.stat().st_size
         with gzip.open(file) as packed:
-            content = packed.read(limit + 1)
+            content = packed.read(_UNPACKED_BYTES + 1)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"cannot be read ({describe_error(error)})", path) from None
-    if len(content) > limit:
-        raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but it holds more; unpack it", path)
+    check_unpacked_size(len(content), path)
     return io.BytesIO(content)
 
 
-def check_unpacked_size(file: BinaryIO, path: str | Path) -> None:
-    """Raise for a zip archive, as of NumPy or PyTorch, that would fill the memory."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            unpacked = sum(entry.file_size for entry in archive.infolist())
-        limit = _UNPACKED_BYTES + _UNPACKED_RATIO * file.seek(0, io.SEEK_END)
-        if unpacked > limit:
-            got = f"{unpacked >> 20:,} MiB"
-            raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but got {got}", path)
-    file.seek(0)
+def check_unpacked_size(num_bytes: int, path: str | Path) -> None:
+    """Raise if a file asks for more memory than any file of embeddings needs, before it is allocated."""
+    own_size = Path(path).stat().st_size if Path(path).is_file() else 0
+    limit = max(_UNPACKED_BYTES, own_size)
+    if num_bytes > limit:
+        got = f"{num_bytes / (1 << 20):,.0f} MiB"
+        raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but got {got}; split it", path)

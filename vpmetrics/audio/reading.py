@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor
 
 from vpmetrics._util.scalar import printable
 
+Array = np.ndarray[Any, np.dtype[Any]]
 _FRAMES_AT_ONCE = 1 << 20
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
 SILENCE = 1e-4  # peak below -80 dBFS: no speech is that quiet
 CLIPPED_SHARE = 0.01  # of samples on flat peaks
+_LOWEST_RATE, _HIGHEST_RATE = 1_000, 768_000  # Hz; a damaged header may say anything
 SHORTEST_SECONDS = 0.1  # some encoders accept less, but none recognises a speaker in it
 
 
@@ -33,29 +36,13 @@ def read_bytes(path: Path) -> bytes:
 
 def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
     """Return the waveform ``(T,)`` in an audio file of any format, averaged over channels, and its sample rate."""
-    import soundfile
-
     if not data:
         raise AudioError("is an empty file")
     declared = int.from_bytes(data[4:8], "little") + 8 if data[:4] == b"RIFF" else 0
     # Writers to a pipe put a size near 2 or 4 GB, because they cannot go back to correct it.
     if len(data) + 1 < declared < 0x7FFFF000:
         raise AudioError(f"is cut off: it has {len(data):,} of {declared:,} bytes")
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            rate, expected = file.samplerate, file.frames
-            # In parts, because a damaged header may promise more samples than memory holds.
-            parts = [np.empty((0, file.channels), dtype=np.float32)]
-            while len(part := file.read(_FRAMES_AT_ONCE, dtype="float32", always_2d=True)):
-                parts.append(part)
-            samples = np.concatenate(parts)
-    except (soundfile.SoundFileError, RuntimeError) as error:
-        reason = str(error).rpartition(">: ")[2].strip().rstrip(".") or "unknown format"
-        raise AudioError(f"is no audio that can be read ({reason})") from None
-    if len(samples) == 0:
-        raise AudioError("has no samples that can be read")
-    if len(samples) < expected:
-        raise AudioError(f"is cut off: it has {len(samples):,} of {expected:,} samples")
+    samples, rate = _decode(data)
     level = np.abs(samples)
     peak = level.max()
     if not np.isfinite(peak):
@@ -68,6 +55,32 @@ def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
     if clipped_share > CLIPPED_SHARE:
         raise AudioError(f"is clipped: {clipped_share:.0%} of its samples lie on flat peaks")
     return torch.from_numpy(samples.mean(1)), rate
+
+
+def _decode(data: bytes) -> tuple[Array, int]:
+    """Return the samples ``(T, channels)``, float32, in an audio file, and its sample rate."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            rate = file.samplerate
+            expected = file.frames
+            if not _LOWEST_RATE <= rate <= _HIGHEST_RATE:
+                allowed = f"{_LOWEST_RATE:,} to {_HIGHEST_RATE:,}"
+                raise AudioError(f"has a sample rate of {rate:,} Hz; expected one of {allowed} Hz")
+            # In parts, because a damaged header may promise more samples than memory holds.
+            parts = [np.empty((0, file.channels), dtype=np.float32)]
+            while len(part := file.read(_FRAMES_AT_ONCE, dtype="float32", always_2d=True)):
+                parts.append(part)
+            samples = np.concatenate(parts)
+    except (soundfile.SoundFileError, RuntimeError) as error:
+        reason = str(error).rpartition(">: ")[2].strip().rstrip(".") or "unknown format"
+        raise AudioError(f"is no audio that can be read ({reason})") from None
+    if len(samples) == 0:
+        raise AudioError("has no samples that can be read")
+    if len(samples) < expected:
+        raise AudioError(f"is cut off: it has {len(samples):,} of {expected:,} samples")
+    return samples, rate
 
 
 def read_audio(path: str | Path, sample_rate: int) -> Tensor:

@@ -271,7 +271,7 @@ def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Ma
     if not listed_speakers:
         for arrays in (files.read_arrays(str(path)) for path in vectors.values()):
             if "speakers" in arrays.by_name:
-                speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
+                speaker_of |= zip(arrays.utterances or [], arrays.load("speakers").tolist(), strict=True)
         speaker_of |= _read_listed_speakers(trial_set)
     if not set(enrolled) <= set(speaker_of):
         raise InputError(f"expected the speakers of {enrol}, but found no {enrol}/utt2spk", lists.folder)

@@ -146,7 +146,8 @@ class EmbeddingFiles:
             raise InputError(f"no such file for --{role}", source)
         if path is None:
             raise InputError(f"Expected --{role} FILE[:ARRAY] or a file that holds all arrays, but got neither.")
-        by_name, utterances = self.read_arrays(path)
+        arrays = self.read_arrays(path)
+        by_name = arrays.by_name
         by_lower = {key.lower(): key for key in by_name}
         names = (name.lower(),) if name is not None else (*_ALIASES.get(role, (role, role.removesuffix("s"))), "")
         key = next((by_lower[name] for name in names if name in by_lower), None)
@@ -157,8 +158,9 @@ class EmbeddingFiles:
             got = shorten(", ".join(f"{key} {values.shape}" for key, values in by_name.items()), 200) or "none"
             expected = quote(name) if name is not None else f"{role!r} (--{role} NAME gives another name)"
             raise InputError(f"expected an array {expected}, but got {got}", path)
-        values = by_name[key]
-        row_names = utterances if values.ndim and len(values) == len(utterances or ()) else None
+        values = arrays.load(key)
+        has_row_names = values.ndim > 0 and len(values) == len(arrays.utterances or ())
+        row_names = arrays.utterances if has_row_names else None
         return Column(values, row_names, f"{path}:{key}" if key else path, path, key if name is None and key else None)
 
     def read_labels(self, source: str | None, role: str) -> Column:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -29,7 +32,7 @@ from vpmetrics._util.inputs import (
     record_file,
     shorten,
 )
-from vpmetrics.readers.trial_files import read_map
+from vpmetrics.readers.trial_files import read_map, read_parquet
 
 _UTTERANCE_KEYS = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
 VECTOR_FILE = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
@@ -40,11 +43,30 @@ _KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
 NamedVector = tuple[str, Array, str]  # the utterance, its vector, and the place that an error names
 
 
+@dataclass(frozen=True)
+class StoredArray:
+    """An array that is still in its file; ``load`` reads it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    load: Callable[[], Array]
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+
 class Arrays(NamedTuple):
     """The arrays of a file by name, under no name where it holds a single one, and the names of their rows."""
 
-    by_name: dict[str, Array]
+    by_name: dict[str, Array | StoredArray]
     utterances: list[str] | None = None
+
+    def load(self, name: str) -> Array:
+        """Return an array by its name; one that is still in the file is read."""
+        values = self.by_name[name]
+        return values.load() if isinstance(values, StoredArray) else values
 
 
 def read_arrays(path: str, file_format: str | None = None) -> Arrays:
@@ -66,14 +88,13 @@ def read_arrays(path: str, file_format: str | None = None) -> Arrays:
 
 
 def _read_file(path: str, file_format: str) -> Arrays:
-    with open_unpacked(path) as file:
-        check_unpacked_size(file, path)
-        try:
+    try:
+        with open_unpacked(path) as file:
             return READERS[file_format](file, path)
-        except (InputError, ModuleNotFoundError):
-            raise
-        except Exception as error:  # whatever libraries raise for a damaged file
-            raise InputError(f"is not a readable .{file_format} file ({describe_error(error)})", path) from None
+    except (InputError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # whatever libraries raise for a damaged file
+        raise InputError(f"is not a readable .{file_format} file ({describe_error(error)})", path) from None
 
 
 def _read_folder_of_vectors(folder: Path) -> Arrays:
@@ -86,11 +107,11 @@ def _read_folder_of_vectors(folder: Path) -> Arrays:
         raise InputError(f"expected {expected}, but got neither", folder)
     has_unique_stems = len({path.stem for path in files}) == len(files)
     for path in files:
-        by_name = _read_file(str(path), path.suffix[1:]).by_name
-        if set(by_name) != {""}:
+        arrays = _read_file(str(path), path.suffix[1:])
+        if set(arrays.by_name) != {""}:
             raise InputError("expected one vector, but got several arrays", path)
         name = path.stem if has_unique_stems else path.relative_to(folder).with_suffix("").as_posix()
-        vectors.append((name, by_name[""].squeeze(), str(path)))
+        vectors.append((name, arrays.load("").squeeze(), str(path)))
     return _stack_vectors(vectors, str(folder))
 
 
@@ -109,19 +130,41 @@ def _stack_vectors(vectors: Iterable[NamedVector], path: str) -> Arrays:
 
 def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
     """Return the arrays of a file by name; vectors named by utterance become the rows of one array."""
-    converted = {str(name): _as_array(values, f"{path}:{name}" if name else path) for name, values in content.items()}
-    arrays = {name: values for name, values in converted.items() if values is not None}
-    is_dictionary = bool(arrays) and "" not in arrays
+    arrays: dict[str, Array | StoredArray] = {}
+    vectors: list[NamedVector] = []
+    for name, values in content.items():
+        array = _as_array(values, f"{path}:{name}" if name else path)
+        if array is not None:
+            arrays[str(name)] = array
+            vectors.append((str(name), array.reshape(-1), path))
+    if _are_named_vectors(arrays):
+        return _stack_vectors(vectors, path)
+    names_key = _find_utterance_key(arrays)
+    if names_key is None:
+        return Arrays(arrays)
+    return Arrays(arrays, Arrays(arrays).load(names_key).astype(str).tolist())
+
+
+def _are_named_vectors(arrays: Mapping[str, Any]) -> bool:
+    """Return whether all arrays are vectors of numbers, ``(D,)`` or ``(1, D)``, each with the name of an utterance."""
+    if not arrays or "" in arrays:
+        return False
     for values in arrays.values():
-        is_vector = values.ndim == 1 or values.shape[:1] == (1,)
-        is_dictionary &= is_vector and values.dtype.kind == "f" and values.size > 1
-    if is_dictionary:
-        return _stack_vectors(((name, values.reshape(-1), path) for name, values in arrays.items()), path)
+        shape = values.shape or ()
+        is_vector = len(shape) == 1 or shape[:1] == (1,)
+        if not is_vector or values.dtype.kind != "f" or math.prod(shape) < 2:
+            return False
+    return True
+
+
+def _find_utterance_key(arrays: Mapping[str, Any]) -> str | None:
+    """Return the name of the array that holds the names of rows; None if there is none."""
+    by_lower_name = {name.lower(): name for name in arrays}
     for name in _UTTERANCE_KEYS:
-        key = next((key for key in arrays if key.lower() == name), None)
-        if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "US":
-            return Arrays(arrays, arrays[key].astype(str).tolist())
-    return Arrays(arrays)
+        key = by_lower_name.get(name)
+        if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "USO":
+            return key
+    return None
 
 
 def _as_array(values: Any, where: str) -> Array | None:
@@ -136,6 +179,7 @@ def _as_array(values: Any, where: str) -> Array | None:
             got = "a quantised tensor" if values.is_quantized else "a sparse tensor"
             remedy = "dequantize()" if values.is_quantized else "to_dense()"
             raise InputError(f"expected a dense tensor of numbers, but got {got}; save its .{remedy}", where)
+        check_unpacked_size(values.numel() * values.element_size(), where)  # a view may repeat one number
         values = values.detach().cpu()
         # NumPy has neither bfloat16 nor floats of 8 bits.
         is_known = values.dtype in (torch.float16, torch.float32, torch.float64) or not values.is_floating_point()
@@ -144,22 +188,54 @@ def _as_array(values: Any, where: str) -> Array | None:
     return np.asarray(values) if is_list or isinstance(values, np.ndarray) else None
 
 
-def _read_numpy(file: BinaryIO, path: str) -> Arrays:
-    where, arrays = path, {}
-    try:
-        content = np.load(file, allow_pickle=False)
-        for name in [""] if isinstance(content, np.ndarray) else content.files:
-            where = f"{path}:{name}" if name else path
-            arrays[name] = content[name] if name else content
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
+def _read_npy(file: BinaryIO, path: str) -> Arrays:
+    _check_array_header(file, _size_of(file), path)
+    return _collect_arrays({"": np.load(file, allow_pickle=False)}, path)
+
+
+def _read_npz(file: BinaryIO, path: str) -> Arrays:
+    with zipfile.ZipFile(file) as archive:
+        _check_archive(archive, path)
+        for entry in archive.infolist():
+            name = entry.filename.removesuffix(".npy")
+            with archive.open(entry) as member:
+                _check_array_header(member, entry.file_size, f"{path}:{name}")
+    file.seek(0)
+    content = np.load(file, allow_pickle=False)
+    return _collect_arrays({name: content[name] for name in content.files}, path)
+
+
+def _check_archive(archive: zipfile.ZipFile, path: str) -> None:
+    """Raise for an archive, as of NumPy or PyTorch, that asks for too much memory."""
+    check_unpacked_size(sum(entry.file_size for entry in archive.infolist()), path)
+
+
+def _size_of(file: BinaryIO) -> int:
+    size = file.seek(0, 2)
+    file.seek(0)
+    return size
+
+
+def _check_array_header(file: IO[bytes], size: int, where: str) -> None:
+    """Raise for an array of NumPy with objects, or with more numbers than its ``size`` in bytes allows; rewind."""
+    read_header = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }.get(np.lib.format.read_magic(file), np.lib.format.read_array_header_2_0)
+    shape, _, dtype = read_header(file)
+    if dtype.hasobject:
         advice = "save numbers or text, as np.array(names, dtype=str)"
-        raise InputError(f"holds Python objects, which are not read; {advice}", where) from None
-    return _collect_arrays(arrays, path)
+        raise InputError(f"holds Python objects, which are not read; {advice}", where)
+    if math.prod(shape) * dtype.itemsize > size:
+        raise InputError(f"is cut off: it has {size:,} bytes for an array of shape {shape}", where)
+    file.seek(0)
 
 
 def _read_torch(file: BinaryIO, path: str) -> Arrays:
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            _check_archive(archive, path)
+    file.seek(0)
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError:  # PyTorch's own message advises to load the file without protection
@@ -175,7 +251,8 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
     if not is_matrix or not index.is_file():
         return arrays
     # The rows of a challenge's file have any order: two lists in the same folder hold their names and speakers.
-    row_of, rows = read_map(index, "utterance row"), list(map(str, range(len(arrays.by_name[""]))))
+    row_of = read_map(index, "utterance row")
+    rows = [str(row) for row in range(len(arrays.load("")))]
     if sorted(row_of.values()) != sorted(rows):
         got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
         raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
@@ -187,17 +264,51 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
 
 
 def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
+    """Return the sets of a file: all vectors where utterances name them, else sets to be read where they are needed."""
     import h5py
 
-    items: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
+
+    def keep_dataset(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            datasets[name] = item
+
     with h5py.File(file, "r") as archive:
-        archive.visititems(items.__setitem__)
-        content = {
-            name: item.asstr()[...].astype(str) if h5py.check_string_dtype(item.dtype) else item[...]
-            for name, item in items.items()
-            if isinstance(item, h5py.Dataset)
-        }
-    return _collect_arrays(content, path)
+        archive.visititems(keep_dataset)
+        for name, dataset in datasets.items():
+            if dataset.is_virtual or dataset.external:
+                raise InputError(
+                    "is stored in other files, which are not read; copy it into this one", f"{path}:{name}"
+                )
+        if _are_named_vectors(datasets):
+            check_unpacked_size(sum(dataset.nbytes for dataset in datasets.values()), path)
+            return _collect_arrays({name: dataset[...] for name, dataset in datasets.items()}, path)
+        by_name: dict[str, Array | StoredArray] = {}
+        for name, dataset in datasets.items():
+            if dataset.shape is not None:  # of a set without a space for values
+                by_name[name] = StoredArray(dataset.shape, dataset.dtype, partial(_load_hdf5_dataset, path, name))
+        names_key = _find_utterance_key(by_name)
+        if names_key is None:
+            return Arrays(by_name)
+        return Arrays(by_name, _load_hdf5_dataset(path, names_key).astype(str).tolist())
+
+
+def _load_hdf5_dataset(path: str, name: str) -> Array:
+    """Read one set of a file."""
+    import h5py
+
+    where = f"{path}:{name}"
+    try:
+        with open_unpacked(path) as file, h5py.File(file, "r") as archive:
+            dataset = archive[name]
+            check_unpacked_size(dataset.nbytes, path)
+            if h5py.check_string_dtype(dataset.dtype):
+                return np.asarray(dataset.asstr()[...].astype(str))
+            return np.asarray(dataset[...])
+    except InputError:
+        raise
+    except Exception as error:  # whatever HDF5 raises for a damaged file
+        raise InputError(f"cannot be read ({describe_error(error)})", where) from None
 
 
 def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
@@ -303,12 +414,12 @@ def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
 
 
 READERS: dict[str, Callable[[BinaryIO, str], Arrays]] = {
-    "npz": _read_numpy,
-    "npy": _read_numpy,
+    "npz": _read_npz,
+    "npy": _read_npy,
     "pt": _read_torch,
     "pth": _read_torch,
     "safetensors": lambda file, path: _collect_arrays(load_safetensors(file.read()), path),
-    "parquet": lambda file, path: _collect_columns(pl.read_parquet(file), path),
+    "parquet": lambda file, path: _collect_columns(read_parquet(file.read(), path), path),
     "csv": _read_delimited,
     "tsv": partial(_read_delimited, separator="\t"),
     "ark": lambda file, path: _stack_vectors(_read_archived_vectors(file, path), path),

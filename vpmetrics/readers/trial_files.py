@@ -18,6 +18,7 @@ import polars as pl
 from vpmetrics._util.inputs import (
     Array,
     InputError,
+    check_unpacked_size,
     describe_error,
     format_suffix,
     open_unpacked,
@@ -39,6 +40,7 @@ _ROLES = {
 }
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
 _MOST_COLUMNS = 1000
+_BYTES_PER_VALUE = 8  # of a table in memory, about
 _PAIR = ("enrol", "trial")
 
 
@@ -210,14 +212,29 @@ def _column_role(name: str) -> str:
     return _ROLE_OF.get(name.strip("#\"' \r").lower(), "")
 
 
+def read_parquet(content: bytes, path: str | Path) -> pl.DataFrame:
+    """Return the table in the bytes of a Parquet file; raise if it asks for too much memory."""
+    lazy = pl.scan_parquet(io.BytesIO(content))
+    num_rows = int(lazy.select(pl.len()).collect().item())
+    first_row = lazy.head(1).collect()
+    num_values = 0
+    for column in first_row:
+        is_list = isinstance(column.dtype, (pl.List, pl.Array))
+        num_values += len(column.explode()) if is_list else 1
+    check_unpacked_size(num_rows * num_values * _BYTES_PER_VALUE, path)
+    return lazy.collect()
+
+
 def _read_table(path: str | Path, expected: str) -> _Table:
     """Read all lines that are not blank as texts; columns are named by a first line of known names."""
     with open_unpacked(path) as file:
         content = file.read()
     if format_suffix(path) == "parquet":
         try:
-            frame = pl.read_parquet(io.BytesIO(content))
+            frame = read_parquet(content, path)
             frame = frame.select(pl.exclude(pl.List, pl.Array, pl.Struct).cast(pl.String))
+        except InputError:
+            raise
         except Exception as error:  # whatever polars raises for a damaged file
             raise InputError(f"is not a readable Parquet file ({describe_error(error)})", path) from None
         table = _Table(path, frame, pl.Series(range(1, len(frame) + 1)), is_headed=True)
