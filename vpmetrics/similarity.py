@@ -13,13 +13,15 @@ from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._scores.speaker_similarity import (
     SIMILARITIES,
     SimilarityMatrices,
+    compute_dominance,
     compute_matrices,
+    deid_of_dominances,
     diagonal_and_row_means,
+    gvd_of_dominances,
 )
-from vpmetrics._util.validation import check_choice
-from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
+from vpmetrics._util.validation import check_choice, collect_warnings
+from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._utterances.utterances import EvaluationData
-from vpmetrics.functional.similarity import de_identification, voice_distinctiveness
 from vpmetrics.report.embedding_report import report_embeddings
 from vpmetrics.report.parts import ReportSettings
 
@@ -117,8 +119,13 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
 
     def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
         if self.intervals is None:
-            matrices = super()._compute_value(data)
-            return self.formula(*(getattr(matrices, name.lower()) for name in self.conditions))
+            scorer = resolve_scoring(self.scoring)
+            dominances: list[Tensor] = []
+            with collect_warnings():
+                for name in self.conditions:
+                    condition = CONDITIONS[name]
+                    dominances.append(compute_dominance(data, condition, self.similarity, scorer, self.bandwidth))
+                return self.formula(*dominances)
         families = frozenset((name, "matrix") for name in self.conditions)
         settings = ReportSettings(self.similarity, self.scoring, families=families, intervals=self.intervals)
         scalars = report_embeddings(data, settings).scalars
@@ -154,7 +161,7 @@ class DeIdentification(_SimilarityRatio):
         tensor(1.)
     """
 
-    key, conditions, formula = "deid", ("OO", "OP"), staticmethod(de_identification)
+    key, conditions, formula = "deid", ("OO", "OP"), staticmethod(deid_of_dominances)
     higher_is_better: bool = True
     plot_upper_bound: float = 1.0
 
@@ -188,5 +195,5 @@ class VoiceDistinctiveness(_SimilarityRatio):
         tensor(-1.9320)
     """
 
-    key, conditions, formula = "gvd", ("OO", "PP"), staticmethod(voice_distinctiveness)
+    key, conditions, formula = "gvd", ("OO", "PP"), staticmethod(gvd_of_dominances)
     higher_is_better: bool = True

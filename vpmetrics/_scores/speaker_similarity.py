@@ -13,8 +13,8 @@ from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_sco
 from vpmetrics._scores.pair_blocks import PairBlocks, RowGroup
 from vpmetrics._scores.scorers import Scorer
 from vpmetrics._util.dtypes import result_dtype, wide_dtype
-from vpmetrics._util.validation import warn_undefined
-from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._util.validation import collect_warnings, warn_if, warn_undefined
+from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
 from vpmetrics._utterances.utterances import EvaluationData, count_values
 
 SIMILARITIES = ("geometric", "sigmoid")
@@ -38,6 +38,24 @@ class SimilaritySummary(NamedTuple):
     dominance: Tensor  # of similarities
     dominance_log: Tensor  # of their logarithms
     pair_sums: Tensor  # (3, S), of 1, similarities and their logarithms over the pairs with others, on either side
+
+
+def compute_dominance(
+    data: EvaluationData, condition: Condition, similarity: str, scorer: Scorer, bandwidth: float | None = None
+) -> Tensor:
+    """Return the diagonal dominance of a condition; its matrix is never held, only some of its rows at a time."""
+    dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
+    if len(data.speakers) == 0:
+        warn_undefined("There are no utterances.")
+    enrolment, test = data.sides(condition)
+    if len(enrolment) == 0 or len(test) == 0:
+        return torch.full((), torch.nan, dtype=dtype, device=data.speakers.device)
+    pairs = PairBlocks(
+        enrolment, test, len(data.speakers), scorer, condition, data.processes, keep_digits=bandwidth is None
+    )
+    scores = collect_pair_scores(pairs, bandwidth)
+    summary, _ = summarise_similarity(pairs, scores, similarity, keeps_matrix=False)
+    return summary.dominance.to(dtype)
 
 
 def compute_matrices(
@@ -120,10 +138,11 @@ def _pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Ite
 
 
 def summarise_similarity(
-    pairs: PairBlocks, scores: ConditionScores, similarity: str
+    pairs: PairBlocks, scores: ConditionScores, similarity: str, keeps_matrix: bool = True
 ) -> tuple[SimilaritySummary, Tensor | None]:
     """Return sums over the similarity matrix of one condition, and the matrix if it has at most 2048 rows."""
-    has_matrix, device = pairs.num_speakers <= _MOST_SPEAKERS, pairs.test.ids.device
+    has_matrix = keeps_matrix and pairs.num_speakers <= _MOST_SPEAKERS
+    device = pairs.test.ids.device
     sums = torch.zeros(3, 3, pairs.num_speakers, dtype=wide_dtype(device), device=device)
     rows: list[tuple[RowGroup, Tensor]] = []
     for group, means in _similarity_rows(pairs, scores, similarity):
@@ -167,6 +186,20 @@ def diagonal_and_row_means(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the diagonal ``(S,)`` of a matrix, and the mean of each row without it."""
     others = matrix.detach().clone().fill_diagonal_(torch.nan)
     return matrix.detach().diagonal(), others.nanmean(1)
+
+
+def deid_of_dominances(original: Tensor, protected: Tensor) -> Tensor:
+    """Return DeID from the diagonal dominance of OO and that of OP."""
+    return 1 - dominance_ratio(protected, original)
+
+
+def gvd_of_dominances(original: Tensor, protected: Tensor) -> Tensor:
+    """Return G_VD in dB from the diagonal dominance of OO and that of PP; warn where it is -inf."""
+    message = "Protected speech has no dominant diagonal: its voices are all alike, and G_VD is -inf."
+    with collect_warnings():
+        gain = 10 * dominance_ratio(protected, original).log10()
+        warn_if(gain.isneginf(), lambda is_so: message if is_so else None)
+    return gain
 
 
 def dominance_ratio(dominance: Tensor, original: Tensor) -> Tensor:

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
-from vpmetrics._scores.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
+from vpmetrics._scores.speaker_similarity import (
+    SIMILARITIES,
+    SimilarityMatrices,
+    compute_matrices,
+    deid_of_dominances,
+    gvd_of_dominances,
+)
 from vpmetrics._util.dtypes import result_dtype, widen
-from vpmetrics._util.validation import check_bandwidth, check_choice, check_tensor, collect_warnings, warn_if
+from vpmetrics._util.validation import check_bandwidth, check_choice, check_tensor, collect_warnings
 from vpmetrics._utterances.utterances import deduplicate_and_index, pack_utterances
 
 
@@ -107,7 +113,7 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
         >>> de_identification(torch.eye(2), torch.tensor([[0.6, 0.5], [0.4, 0.5]]))
         tensor(0.9000)
     """
-    return 1 - dominance_ratio(diagonal_dominance(op), diagonal_dominance(oo))
+    return deid_of_dominances(diagonal_dominance(oo), diagonal_dominance(op))
 
 
 def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
@@ -127,11 +133,7 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
         >>> voice_distinctiveness(torch.eye(2), torch.eye(2) / 10)
         tensor(-10.)
     """
-    message = "Protected speech has no dominant diagonal: its voices are all alike, and G_VD is -inf."
-    with collect_warnings():
-        gain = 10 * dominance_ratio(diagonal_dominance(pp), diagonal_dominance(oo)).log10()
-        warn_if(gain.isneginf(), lambda is_so: message if is_so else None)
-    return gain
+    return gvd_of_dominances(diagonal_dominance(oo), diagonal_dominance(pp))
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
