@@ -204,7 +204,8 @@ def _evaluate_embeddings(
     for name, sources in inputs.items():
         embeddings = read_embeddings(*sources, options)
         first = first or embeddings
-        if not torch.equal(embeddings.original, first.original):
+        sides = (embeddings.original, first.original)
+        if sides[0] is not None and sides[1] is not None and not torch.equal(sides[0], sides[1]):
             note = f"{name}: its original embeddings are not those of {systems[0].name}, to which `original` refers"
             embeddings = embeddings._replace(notes=(*embeddings.notes, note))
         systems.append(_evaluate_with_attributes(name, embeddings, options, metric))
@@ -225,7 +226,7 @@ def _evaluate_with_attributes(
 def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     _reject_unused_option(options, "a list of trials")
     files = EmbeddingFiles(options.inputs[0] if options.inputs else None, options.format, options.strip_suffix)
-    original, protected = (files.read_side(getattr(options, role) or (), role) for role in ("original", "protected"))
+    original, protected = trial_protocol.read_protocol_sides(files, options.original or (), options.protected or ())
     protocol = trial_protocol.read_protocol_options(options)
     complete, check = trial_protocol.drop_missing_trials(protocol, (original, protected))
     protocol = complete if options.partial else protocol

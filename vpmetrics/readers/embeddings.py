@@ -26,10 +26,16 @@ _ALIASES = {
 }
 
 
-class Embeddings(NamedTuple):
-    """The arguments of an embedding metric's ``update``, names of speakers and groups, and notes for the report."""
+NO_ORIGINALS = "no original embeddings were given: only PP is measured, since OP, DeID and G_VD need them"
 
-    original: Tensor
+
+class Embeddings(NamedTuple):
+    """The arguments of an embedding metric's ``update``, names of speakers and groups, and notes for the report.
+
+    ``original`` is None where only protected embeddings were given.
+    """
+
+    original: Tensor | None
     protected: Tensor
     speakers: Tensor
     speaker_names: tuple[str, ...]
@@ -204,11 +210,17 @@ def read_embeddings(
     """Read both sides and their speakers, by the names of utterances or, where files have none, row by row.
 
     Sources are ``FILE``, ``FILE:ARRAY``, or names of arrays in the container. ``options`` name the labels of rows.
+    Without a container, originals may be left out.
     """
     files = EmbeddingFiles(container, options.format, options.strip_suffix)
-    original, protected = files.read_side(original_sources, "original"), files.read_side(protected_sources, "protected")
-    columns = {"original": original, "protected": protected}
-    columns["speakers"] = files.read_speakers(options.speakers, options.speaker_pattern, original)
+    columns: dict[str, Column] = {}
+    if container is not None or original_sources:
+        columns["original"] = files.read_side(original_sources, "original")
+    columns["protected"] = files.read_side(protected_sources, "protected")
+    first_side = next(iter(columns))
+    paths = {column.path for column in columns.values()}
+    is_named = any(column.utterances is not None for column in columns.values())
+    columns["speakers"] = files.read_speakers(options.speakers, options.speaker_pattern, columns[first_side])
     for role in ("utterances", "sessions"):
         if (source := getattr(options, role)) is not None:
             columns[role] = files.read_labels(source, role)
@@ -218,16 +230,18 @@ def read_embeddings(
         taken = (f"{column.alias if container else column.source} as {role}" for role, column in guessed.items())
         where = f"{container}: " if container else ""
         notes = (f"{where}taken {', '.join(taken)}",)
-    is_named = original.utterances is not None or protected.utterances is not None
     named_files = {column.path for column in columns.values() if column.utterances is not None}
-    if len(named_files) > 1 or (is_named and original.path != protected.path):
+    if len(named_files) > 1 or (is_named and len(paths) > 1):
         if "utterances" in columns:
             raise InputError("Expected --utterances for rows without names only, but the files name their utterances.")
         columns, notes_on_missing = _align_rows(columns, options.partial)
         notes += notes_on_missing
-    elif original.path != protected.path:
-        notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
-    embeddings = mark_listed_references(_pack_columns(columns, notes), columns["original"].utterances, options)
+    elif len(paths) > 1:
+        sources = " and ".join(columns[side].source for side in ("original", "protected"))
+        notes += (f"rows of {sources} were paired by position: they have no names",)
+    if "original" not in columns:
+        notes += (NO_ORIGINALS,)
+    embeddings = mark_listed_references(_pack_columns(columns, notes), columns[first_side].utterances, options)
     if options.groups is None:
         return embeddings
     labels = embeddings.look_up_labels(read_map(options.groups, "utterance group"), options.groups)
@@ -305,9 +319,10 @@ def merge_columns_by_utterance(columns: Sequence[Column]) -> Column:
 
 
 def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Column], tuple[str, ...]]:
-    """Return the utterances that all files name, in the order of the originals."""
+    """Return the utterances that all files name, in the order of the first side."""
     rows = {role: column.rows_by_name() for role, column in columns.items()}
-    common = set(rows["original"]).intersection(*rows.values())
+    sides = [role for role in ("original", "protected") if role in columns]
+    common = set(rows[sides[0]]).intersection(*rows.values())
     if not common:
         names = {role: next(iter(of_role), "") for role, of_role in rows.items()}
         shown = ", ".join(f"{quote(name)} in {columns[role].source}" for role, name in names.items())
@@ -316,7 +331,7 @@ def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str,
         hint = f" Try --strip-suffix={suffix}" if suffix else ""
         raise InputError(f"Expected utterances of the same name in all files, but they share none: {shown}.{hint}")
     notes = []
-    for role in ("original", "protected"):
+    for role in sides:
         missing = [name for name in rows[role] if name not in common]
         left_out = f"{len(missing):,} of {len(rows[role]):,} utterances"
         if missing and not partial:
@@ -324,7 +339,7 @@ def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str,
             raise InputError(message, columns[role].source)
         if missing:
             notes.append(f"{columns[role].source}: {left_out} left out, the other files do not name them")
-    kept = [name for name in rows["original"] if name in common]
+    kept = [name for name in rows[sides[0]] if name in common]
     aligned = {
         role: column._replace(values=column.values[[rows[role][name] for name in kept]], utterances=kept)
         for role, column in columns.items()
@@ -333,14 +348,16 @@ def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str,
 
 
 def _pack_columns(columns: Mapping[str, Column], notes: tuple[str, ...]) -> Embeddings:
-    original, protected = (columns[role].to_tensor(role) for role in ("original", "protected"))
-    if original.shape != protected.shape:
+    protected = columns["protected"].to_tensor("protected")
+    original = columns["original"].to_tensor("original") if "original" in columns else None
+    if original is not None and original.shape != protected.shape:
         expected = f"shape {tuple(original.shape)}, that of {columns['original'].source}"
         raise InputError(f"expected {expected}, but got {tuple(protected.shape)}", columns["protected"].source)
-    rows, names = len(original), tuple(columns["original"].utterances or ())
+    rows = len(protected)
+    first_side = columns["protected"] if original is None else columns["original"]
     speakers, speaker_names = columns["speakers"].number_labels(rows)
-    utterances, sessions = (
-        columns[role].number_labels(rows)[0] if role in columns else None for role in ("utterances", "sessions")
-    )
+    utterances = columns["utterances"].number_labels(rows)[0] if "utterances" in columns else None
+    sessions = columns["sessions"].number_labels(rows)[0] if "sessions" in columns else None
+    row_names = tuple(first_side.utterances or ())
     embeddings = Embeddings(original, protected, speakers, speaker_names, utterances, notes, sessions)
-    return embeddings._replace(utterance_names=names)
+    return embeddings._replace(utterance_names=row_names)

@@ -54,6 +54,8 @@ def evaluate_embeddings(
     notes = list(embeddings.notes)
     for side in ("original", "protected"):
         values = getattr(embeddings, side)
+        if values is None:
+            continue
         if zeros := int((values == 0).all(dim=1).sum()):  # which look perfectly private
             rows = f"{zeros:,} of {len(values):,} rows of the {side} embeddings"
             notes.append(f"{name}: {rows} are all zero; no voice is in them")
@@ -86,6 +88,8 @@ def add_attributes(
     system: EvaluatedSystem, embeddings: Embeddings, path: str, confidence: float | None
 ) -> EvaluatedSystem:
     """Add the disclosure of attributes, whose labels are in a file."""
+    if embeddings.original is None:
+        raise InputError("Expected original embeddings with --attributes: attributes are learnt from them.")
     labels = {name: embeddings.look_up_labels(label_of, path) for name, label_of in read_attributes(path).items()}
     notes, metric = list(system.notes), AttributeDisclosure(list(labels), intervals=confidence)
     with collect_notes(notes):

@@ -93,7 +93,7 @@ def _read_file(path: str, file_format: str) -> Arrays:
             return READERS[file_format](file, path)
     except (InputError, ModuleNotFoundError):
         raise
-    except Exception as error:  # whatever libraries raise for a damaged file
+    except (Exception, pl.exceptions.PanicException) as error:  # whatever libraries raise for a damaged file
         raise InputError(f"is not a readable .{file_format} file ({describe_error(error)})", path) from None
 
 

@@ -235,7 +235,7 @@ def _read_table(path: str | Path, expected: str) -> _Table:
             frame = frame.select(pl.exclude(pl.List, pl.Array, pl.Struct).cast(pl.String))
         except InputError:
             raise
-        except Exception as error:  # whatever polars raises for a damaged file
+        except (Exception, pl.exceptions.PanicException) as error:  # whatever polars raises for a damaged file
             raise InputError(f"is not a readable Parquet file ({describe_error(error)})", path) from None
         table = _Table(path, frame, pl.Series(range(1, len(frame) + 1)), is_headed=True)
     elif b"\0" in content[: 1 << 12]:

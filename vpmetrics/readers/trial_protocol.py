@@ -18,7 +18,7 @@ from vpmetrics._scores.registry import CI_SUFFIXES, scalar, scalar_key
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._util.inputs import InputError, quote
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
-from vpmetrics.readers.embeddings import Column
+from vpmetrics.readers.embeddings import NO_ORIGINALS, Column, EmbeddingFiles
 from vpmetrics.readers.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.readers.progress import SetDone, show_progress
 from vpmetrics.readers.trial_files import Trials, index_names, read_first_column, read_key, read_map
@@ -26,6 +26,7 @@ from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
 from vpmetrics.report.verdict import Check, check_missing_trials, disclosure_keys, make_headline
 from vpmetrics.suite import VoicePrivacy
 
+NOT_GIVEN = Column(np.zeros((0, 0)), [], "--original, which was not given")
 _PAIRS_AT_ONCE = 1 << 12  # scored at a time
 _MATRIX_KEYS = tuple(f"{key}{end}" for key in ("deid", "gvd") for end in ("", *CI_SUFFIXES))
 
@@ -109,6 +110,16 @@ def read_weights_or_empty(path: str | None, groups: set[str]) -> dict[str, float
         raise InputError(f"expected `group weight`, but {error}", path) from None
 
 
+def read_protocol_sides(
+    files: EmbeddingFiles, original_sources: Sequence[str], protected_sources: Sequence[str]
+) -> tuple[Column, Column]:
+    """Read the embeddings of both sides of a list of trials; the original side is empty where it is not given."""
+    protected = files.read_side(protected_sources, "protected")
+    if files.container is None and not original_sources:
+        return NOT_GIVEN, protected
+    return files.read_side(original_sources, "original"), protected
+
+
 def drop_missing_trials(protocol: Protocol, sides: Sequence[Column]) -> tuple[Protocol, Check]:
     """Return the trials that every side with such utterances has embeddings for, and a check that counts the others."""
     frame, enrolment_of = protocol.trials, protocol.enrolment_of
@@ -134,8 +145,12 @@ def score_protocol(original: Column, protected: Column, protocol: Protocol, scor
     group = _find_trial_groups(protocol)
     across = group.null_count() if protocol.group_of else 0
     notes: tuple[str, ...] = (f"{across:,} trials across groups count in none of them",) if across else ()
+    if original is NOT_GIVEN:
+        notes += (NO_ORIGINALS,)
     trials = {}
     for condition in WITHOUT_SESSIONS:
+        if "O" in condition and original is NOT_GIVEN:
+            continue
         left, right = references[condition[0]], probes[condition[1]]
         if left is None or right is None:
             what, key = ("enrolment", condition[0]) if left is None else ("trial", condition[1])
@@ -262,7 +277,9 @@ def add_attacks_and_matrices(
         return system
     missing = next(filter(None, (one.explain_if_unattackable() for one in embeddings)), "")
     unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in embeddings)), "")
-    notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
+    notes = [*system.notes]
+    if unpaired and embeddings[0].original is not NOT_GIVEN:
+        notes.append(f"no DeID and no G_VD: {unpaired}")
     no_attacks = missing if is_attacked else NOT_REQUESTED
     if missing or (unpaired and not is_attacked):
         return replace(system, notes=tuple(notes), no_attacks=no_attacks)
