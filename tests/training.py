@@ -15,7 +15,7 @@ from leaking_voices import NAMES, loader, protect
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
-from vpmetrics.lightning.monitor import PrivacyMonitor
+from vpmetrics.lightning.monitor import PrivacyMonitor, name_of_key
 from vpmetrics.suite import VoicePrivacy
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
@@ -74,7 +74,7 @@ def watch(metrics="headline", intervals=None, attacks=None, **kwargs):
     return PrivacyMonitor(suite=VoicePrivacy(attacks=attacks, metrics=metrics, intervals=intervals), **kwargs)
 
 
-def keeper(privacy="val/privacy/op_d_ece", budget=None, **kwargs):
+def keeper(privacy="val/privacy_conditions/op_d_ece", budget=0.05, **kwargs):
     """A checkpoint by the plainest disclosure."""
     return PrivacyCheckpoint(privacy, budget, **kwargs)
 
@@ -101,7 +101,8 @@ def assert_same(actual, expected):
 
 
 def assert_logged(trainer, expected, suffix=""):
-    assert_same({key: trainer.callback_metrics[f"val/privacy/{key}{suffix}"] for key in expected}, expected)
+    logged = {key: trainer.callback_metrics[name_of_key("val/privacy", key) + suffix] for key in expected}
+    assert_same(logged, expected)
 
 
 def names_in(folder):

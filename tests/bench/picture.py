@@ -28,7 +28,7 @@ def main() -> None:
     figure = Figure(figsize=(11, 3.3), layout="constrained", dpi=130)
     curves, first, last = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     for (key, label), colour in zip(CURVES.items(), COLOURS, strict=False):
-        rows = events.Scalars(f"val/privacy/{key}")
+        rows = events.Scalars(f"val/privacy_conditions/{key}")
         curves.plot([row.step for row in rows], [row.value for row in rows], color=colour, label=label)
     curves.set(xlabel="training step", ylim=(0, 0.75), ylabel="$D_{ECE}$, bit", title="speakers held out of training")
     curves.legend(frameon=False, loc="center right")

@@ -1,9 +1,8 @@
-"""Which checkpoints are kept and chosen, what is on disk at any time, and which names and arguments are wrong."""
+"""Which checkpoint is chosen, what is on disk, and which names and arguments are wrong."""
 
-import json
+import math
 import pickle
 import shutil
-import sys
 import warnings
 from pathlib import Path
 
@@ -11,12 +10,23 @@ import pytest
 import torch
 from extras import import_or_skip
 from leaking_voices import LOSSES, NAMES, SHARES, by_hand, loader
-from training import PACKAGES, anonymiser, assert_same, both_packages, fit, keeper, names_in, stepping, watch
+from training import (
+    PACKAGES,
+    anonymiser,
+    assert_same,
+    both_packages,
+    events,
+    fit,
+    keeper,
+    names_in,
+    tensorboard,
+    watch,
+)
 
-from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
+from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor, Validation
 
-NAME = "val/privacy/op_d_ece"
-SMALL = {"metrics": ["deid", "op_d_ece", "op_d_ece_reversed"]}
+NAME = "val/privacy_conditions/op_d_ece"
+SMALL = {"metrics": ["deid", "op_d_ece"]}
 
 
 def log_rows(pl, *rows):
@@ -25,26 +35,12 @@ def log_rows(pl, *rows):
     return anonymiser(pl, validation_step=lambda self, *_: self.log_dict(values[self.current_epoch]))
 
 
-def trade_off(pl, epochs):
-    """Every epoch leaks more at a lower loss, so that every epoch is on the front."""
-    numbers = range(epochs)
-    return anonymiser(pl, [(1 + epoch) / epochs for epoch in numbers], [float(epochs - epoch) for epoch in numbers])
-
-
 def keep(pl, folder, module, epochs, budget=0.4, ckpt_path=None, **options):
-    """Train with checkpoints named by epoch, and the last one; return the callbacks."""
-    checkpoint = keeper(budget=budget, dirpath=folder, filename="{epoch}", save_last=True, **options)
+    """Train with checkpoints named by epoch; return the callbacks."""
+    checkpoint = keeper(budget=budget, dirpath=folder, filename="{epoch}", **options)
     monitor = watch(**SMALL)
     fit(pl, [monitor, checkpoint], module, epochs=epochs, ckpt_path=ckpt_path)
     return checkpoint, monitor
-
-
-def read_front(folder, name="pareto_front"):
-    return json.loads((folder / f"{name}.json").read_text())
-
-
-def epochs_of(checkpoint):
-    return [point.epoch for point in checkpoint.pareto_front]
 
 
 @pytest.mark.parametrize(("package", "mode"), list(zip(PACKAGES, ("min", "max"), strict=True)))
@@ -53,79 +49,54 @@ def test_best_utility_within_the_budget(package, tmp_path, mode):
     made = keeper(budget=0.4, mode=mode, dirpath=tmp_path, filename="{epoch}")
     checkpoint = pickle.loads(pickle.dumps(made))
     assert checkpoint.state_key == made.state_key
-    assert (checkpoint.chosen, checkpoint.within_budget) == (None, False)
+    assert (checkpoint.chosen, checkpoint.history) == (None, [])
     losses = LOSSES if mode == "min" else [-loss for loss in LOSSES]
     module, monitor = anonymiser(pl, SHARES, losses), watch()
     trainer = fit(pl, [checkpoint, monitor], module, epochs=5)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES]
-    # The last leaks more than the fourth at a worse utility; of the others each that leaks less has a worse one.
-    assert leaks[1] < leaks[3] < 0.4 < leaks[2] < leaks[0]
-    assert names_in(tmp_path) == [f"epoch={epoch}.ckpt" for epoch in range(4)]
-    assert epochs_of(checkpoint) == [1, 3, 2, 0]
-    kept = [point.disclosure[NAME] for point in checkpoint.pareto_front]
-    assert kept == pytest.approx([leaks[epoch] for epoch in (1, 3, 2, 0)])
+    # The second, the fourth and the fifth are within the budget, and the fourth is the best of these.
+    assert max(leaks[1], leaks[3], leaks[4]) < 0.4 < min(leaks[0], leaks[2])
+    assert names_in(tmp_path) == ["epoch=3.ckpt", "last.ckpt"]
     chosen = checkpoint.chosen
-    assert (chosen.epoch, chosen.utility, checkpoint.within_budget) == (3, losses[3], True)
-    assert chosen.path == checkpoint.best_model_path == str(tmp_path / "epoch=3.ckpt")
+    assert (chosen.epoch, chosen.utility, chosen.is_within_budget) == (3, losses[3], True)
+    assert chosen.privacy == pytest.approx(leaks[3])
+    assert checkpoint.best_model_path == str(tmp_path / "epoch=3.ckpt")
     assert checkpoint.best_model_score == losses[3]
+    assert [row.privacy for row in checkpoint.history] == pytest.approx(leaks)
+    assert [row.is_within_budget for row in checkpoint.history] == [False, True, False, True, True]
     # It loads, and a test with it does not set the callbacks back to the epoch it was saved in.
-    assert type(module).load_from_checkpoint(chosen.path).trained == 4
+    assert type(module).load_from_checkpoint(chosen_path := checkpoint.best_model_path).trained == 4
+    assert type(module).load_from_checkpoint(checkpoint.last_model_path).trained == 5
     trainer.test(module, loader(), ckpt_path="best", verbose=False)
-    assert (module.trained, len(monitor.history), len(checkpoint.pareto_front)) == (4, 5, 4)
-    front = read_front(tmp_path)
-    assert (front["chosen"], front["privacy"]) == ("epoch=3.ckpt", {NAME: 0.4})
-    assert [row["path"] for row in front["points"]] == [f"epoch={epoch}.ckpt" for epoch in (1, 3, 2, 0)]
-    assert [row["within_budget"] for row in front["points"]] == [True, True, False, False]
+    assert (module.trained, len(monitor.history), len(checkpoint.history)) == (4, 5, 5)
+    assert checkpoint.best_model_path == chosen_path
 
 
-@pytest.mark.parametrize(("size", "files"), [({"save_top_k": 1}, 1), ({}, 5), ({"save_top_k": -1}, 8)])
-def test_front_keeps_requested_files_and_all_measurements(pl, tmp_path, size, files):
-    checkpoint, _ = keep(pl, tmp_path, trade_off(pl, 8), 8, budget=0.3, **size)
-    kept = {f"epoch={epoch}.ckpt" for epoch in epochs_of(checkpoint)}
-    assert (len(kept), checkpoint.within_budget) == (files, True)
-    assert set(names_in(tmp_path)) == {*kept, "last.ckpt"}
-    measured = read_front(tmp_path)["measured"]
-    assert [row["epoch"] for row in measured] == list(range(8))
-    assert {row["path"] for row in measured} - {None} == kept
+def test_the_budget_may_be_how_often_a_person_is_found(pl, tmp_path):
+    rows = [{"privacy/found_in_100": found} for found in (0.3, 0.06, 0.04)]
+    checkpoint = PrivacyCheckpoint("val/privacy/found_in_100", 0.05, dirpath=tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="PrivacyCheckpoint limits")
+        fit(pl, [checkpoint], log_rows(pl, *rows), epochs=3)
+    assert checkpoint.chosen.epoch == 2
 
 
-def test_front_file_names_only_existing_checkpoints(pl, tmp_path):
-    """Killed between any two file operations, the process leaves a whole front that names only whole files."""
-    path, checked, faults, is_watching = tmp_path / "pareto_front.json", [], [], [True]
-
-    def check(event, arguments):
-        if not is_watching or event not in ("open", "os.rename", "os.remove", "os.link", "os.truncate", "end"):
-            return
-        is_watching.clear()  # this reads files, too
-        is_written = event == "open" and any(letter in str(arguments[1]) for letter in "wa+")
-        if is_written and str(arguments[0]) == str(path):
-            faults.append("the front is written in place")
-        if path.exists():
-            checked.append(event)
-            front = json.loads(path.read_text())
-            names = {front["chosen"], *(row["path"] for row in front["measured"] + front["points"])} - {None, ""}
-            faults.extend((name, event, arguments) for name in names if not (tmp_path / name).exists())
-        is_watching.append(True)
-
-    sys.addaudithook(check)  # stays for the rest of the process, and is idle
-    checkpoint = keeper(budget=0.5, dirpath=tmp_path, filename="{epoch}", save_top_k=2)
-    fit(pl, [watch(**SMALL), checkpoint], trade_off(pl, 6), epochs=6)
-    check("end", ())
-    is_watching.clear()
-    assert faults == []
-    assert len(checked) > 12
-    assert len(names_in(tmp_path)) == 2
-    assert not list(tmp_path.glob("*.tmp"))
+def test_of_equal_utilities_the_first_is_chosen(pl, tmp_path):
+    checkpoint = keeper("val/leak", 0.5, dirpath=tmp_path)
+    fit(pl, [checkpoint], log_rows(pl, *({"leak": leak} for leak in (0.4, 0.1, 0.2))), epochs=3)
+    assert checkpoint.chosen.epoch == 0
 
 
-def test_flipping_every_embedding_is_not_within_the_budget(pl, tmp_path):
-    module = stepping(pl, lambda batch: (batch[0], -batch[0], batch[2]))
-    checkpoint = keeper(NAME, 0.05, utility="val/privacy/deid", dirpath=tmp_path)
-    with pytest.warns(UserWarning, match="No checkpoint is within the budget"):
-        trainer = fit(pl, [watch(**SMALL), checkpoint], module, epochs=1)
-    assert trainer.callback_metrics[NAME] < 0.05
-    assert read_front(tmp_path)["within_budget"] is False
-    assert checkpoint.chosen.disclosure[NAME] == pytest.approx(float(trainer.callback_metrics[f"{NAME}_reversed"]))
+def test_without_an_epoch_within_the_budget_there_is_a_last_one_and_no_best(pl, tmp_path):
+    module = log_rows(pl, *({"leak": leak} for leak in (0.4, 0.1, 0.2)))
+    checkpoint = keeper("val/leak", 0.05, dirpath=tmp_path)
+    with pytest.warns(UserWarning, match=r"budget of 0.05 for val/leak.* The least val/leak was 0.1, in epoch 1"):
+        trainer = fit(pl, [checkpoint], module, epochs=3)
+    assert (checkpoint.chosen, checkpoint.best_model_path, len(checkpoint.history)) == (None, "", 3)
+    assert names_in(tmp_path) == ["last.ckpt"]
+    assert type(module).load_from_checkpoint(checkpoint.last_model_path).trained == 3
+    with pytest.raises(ValueError, match="best"):
+        trainer.test(module, loader(), ckpt_path="best", verbose=False)
 
 
 def test_by_default_the_strongest_attack_counts(pl, tmp_path):
@@ -139,16 +110,16 @@ def test_by_default_the_strongest_attack_counts(pl, tmp_path):
     checkpoint = PrivacyCheckpoint(dirpath=tmp_path)
     module, data = anonymiser(pl, validation_step=step), loader(speakers=16, utterances=6, batch_size=96)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="PrivacyCheckpoint monitors")
+        warnings.filterwarnings("error", message="PrivacyCheckpoint limits")
         trainer = fit(pl, [PrivacyMonitor(), checkpoint], module, data, 1, num_sanity_val_steps=0)
-    assert trainer.callback_metrics["val/privacy/op_d_ece"] < 0.05 < 0.3 < max(checkpoint.chosen.disclosure.values())
-    assert not checkpoint.within_budget
+    assert trainer.callback_metrics[NAME] < 0.05 < 0.3 < checkpoint.history[0].privacy
+    assert checkpoint.chosen is None
 
 
 def test_a_budget_of_a_weak_attacker_only_is_warned_of(pl, tmp_path):
-    message = "who compares untransformed embeddings.* add a name that ends in 'disclosure'"
+    message = "who compares untransformed embeddings.* limit 'val/privacy/disclosure'"
     with pytest.warns(UserWarning, match=message):
-        fit(pl, [watch(), keeper("val/privacy/pp_d_ece", 9.0, dirpath=tmp_path)], epochs=1)
+        fit(pl, [watch(), keeper("val/privacy_conditions/pp_d_ece", 0.7, dirpath=tmp_path)], epochs=1)
 
 
 def test_with_confidence_the_upper_end_is_compared(pl, tmp_path):
@@ -158,65 +129,59 @@ def test_with_confidence_the_upper_end_is_compared(pl, tmp_path):
         {"leak": value, "leak_low": low, "leak_high": high, "loss": 1.0 + epoch}
         for epoch, (value, low, high) in enumerate(ends)
     ]
-    estimate = keeper("val/leak", 0.2, dirpath=tmp_path)
-    upper = keeper("val/leak", 0.2, dirpath=tmp_path, confidence=0.95)
+    estimate = keeper("val/leak", 0.2, dirpath=tmp_path / "estimate")
+    upper = keeper("val/leak", 0.2, dirpath=tmp_path / "upper", confidence=0.95)
     fit(pl, [estimate, upper], log_rows(pl, *rows))
     assert (estimate.chosen.epoch, upper.chosen.epoch) == (1, 2)
-    assert upper.chosen.disclosure == {"val/leak": pytest.approx(0.19)}
-    assert upper.chosen.intervals == {"val/leak": pytest.approx([0.12, 0.19])}
-    # Less than the epoch before by its estimate, and no better by its upper end.
-    assert epochs_of(upper) == [2, 1, 0]
-    measured = read_front(tmp_path, "pareto_front-v1")["measured"]
-    assert [row["within_budget"] for row in measured] == [False, False, True, False]
+    chosen = upper.chosen
+    assert [chosen.privacy, chosen.low, chosen.high] == pytest.approx([0.15, 0.12, 0.19])
+    assert [row.is_within_budget for row in upper.history] == [False, False, True, False]
 
 
-def test_upper_bound_is_the_larger_of_both_score_signs_and_the_front_shows_the_interval(pl, tmp_path, monkeypatch):
-    drawn = []
-    write = lambda tag, figure, step: drawn.append((tag, figure))  # noqa: E731
-    monkeypatch.setattr("vpmetrics.lightning.checkpoint.figure_writers", lambda _: [write])
-    ends = {"": 0.1, "_high": 0.2, "_low": 0.05, "_reversed": 0.0, "_reversed_high": 0.3, "_reversed_low": 0.0}
-    checkpoint = keeper("val/leak", 0.5, dirpath=tmp_path, confidence=0.95)
-    fit(pl, [checkpoint], log_rows(pl, {f"leak{end}": value for end, value in ends.items()}), epochs=1)
-    assert checkpoint.chosen.disclosure == {"val/leak": pytest.approx(0.3)}
-    assert checkpoint.chosen.intervals == {"val/leak": pytest.approx([0.05, 0.3])}
-    ((tag, figure),) = drawn
-    assert tag == "val_figures/leak/pareto_front"
-    assert [[0.05, 1.0], [0.3, 1.0]] in [line.get_xydata().round(4).tolist() for line in figure.axes[0].lines]
+@pytest.mark.parametrize("name", ["loss", "leak", "leak_high"])
+def test_what_is_not_finite_is_not_eligible_and_warned_of_once(pl, tmp_path, name):
+    row = {"leak": 0.0, "leak_low": 0.0, "leak_high": 0.0}
+    broken = {**row, name: math.nan}
+    checkpoint = keeper("val/leak", dirpath=tmp_path, filename="{epoch}", confidence=0.9)
+    with pytest.warns(UserWarning, match="cannot choose epoch 0: .* is nan") as caught:
+        fit(pl, [checkpoint], log_rows(pl, broken, broken, row), epochs=3)
+    assert sum("cannot choose" in str(warning.message) for warning in caught) == 1
+    assert names_in(tmp_path) == ["epoch=2.ckpt", "last.ckpt"]
 
 
-@pytest.mark.parametrize("name", ["loss", "leak_reversed"])
-def test_what_is_not_finite_is_not_saved(pl, tmp_path, name):
-    row = {"leak": 0.0, "leak_reversed": 0.0}
-    checkpoint = keeper("val/leak", dirpath=tmp_path, filename="{epoch}")
-    with pytest.warns(UserWarning, match="saves nothing of epoch 0: .* is nan"):
-        fit(pl, [checkpoint], log_rows(pl, {**row, name: float("nan")}, row), epochs=2)
-    assert names_in(tmp_path) == ["epoch=1.ckpt"]
-
-
-def test_an_epoch_without_a_measurement_is_not_saved(pl, tmp_path):
-    checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}")
+def test_an_epoch_without_a_measurement_is_not_eligible(pl, tmp_path):
+    checkpoint = keeper(budget=0.7213, dirpath=tmp_path, filename="{epoch}")
     # A better loss in the epochs between must not be paired with the disclosure of the epoch before.
-    module = anonymiser(pl, (0.9, 0.6, 0.9, 0.3), (0.1, 2.0, 0.1, 3.0))
+    module = anonymiser(pl, (0.9, 0.6, 0.9, 0.3), (0.1, 3.0, 0.1, 2.0))
     fit(pl, [watch(every_n_epochs=2), checkpoint], module)
-    assert names_in(tmp_path) == ["epoch=1.ckpt", "epoch=3.ckpt"]
-    with pytest.warns(UserWarning, match="PrivacyCheckpoint saved nothing"):
+    assert names_in(tmp_path) == ["epoch=3.ckpt", "last.ckpt"]
+    assert [row.epoch for row in checkpoint.history] == [1, 3]
+    with pytest.warns(UserWarning, match="PrivacyCheckpoint chose nothing"):
         fit(pl, [watch(every_n_epochs=3), keeper(dirpath=tmp_path / "never")], epochs=2)
-    assert names_in(tmp_path / "never") == []
+    assert names_in(tmp_path / "never") == ["last.ckpt"]
+
+
+def test_an_epoch_between_two_reports_is_not_eligible(pl, tmp_path):
+    checkpoint = PrivacyCheckpoint(budget=0.7213, dirpath=tmp_path)
+    monitor = PrivacyMonitor(metrics=["disclosure", "deid"], report_every_n_epochs=2)
+    fit(pl, [monitor, checkpoint], val=loader(speakers=8, batch_size=32))
+    assert [row.epoch for row in checkpoint.history] == [1, 3]
 
 
 def test_save_on_train_epoch_end_ignores_values_of_earlier_weights(pl, tmp_path):
-    checkpoint = keeper("val/leak", 1.0, dirpath=tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
+    checkpoint = keeper("val/leak", 0.7213, dirpath=tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
     module = log_rows(pl, *({"leak": leak} for leak in (0.1, 0.04, 0.03)))
     fit(pl, [checkpoint], module, epochs=3, check_val_every_n_epoch=2)
-    assert names_in(tmp_path) == ["epoch=1.ckpt"]
-    assert checkpoint.chosen.disclosure == {"val/leak": pytest.approx(0.04)}
+    assert names_in(tmp_path) == ["epoch=1.ckpt", "last.ckpt"]
+    assert checkpoint.chosen.privacy == pytest.approx(0.04)
 
 
 def test_validations_within_an_epoch_are_saved(pl, tmp_path):
-    checkpoint, monitor = keeper(budget=1.0, dirpath=tmp_path), watch()
+    checkpoint, monitor = keeper(budget=0.7213, dirpath=tmp_path), watch()
     fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
     assert [(row["epoch"], row["step"]) for row in monitor.history] == [(0, 2), (0, 4), (1, 7), (1, 9)]
-    assert [point.step for point in checkpoint.pareto_front] == [7]
+    assert [row.step for row in checkpoint.history] == [2, 4, 7, 9]
+    assert checkpoint.chosen.step == 7
 
 
 def test_a_utility_of_the_training_step(pl, tmp_path):
@@ -231,62 +196,85 @@ def test_a_utility_of_the_training_step(pl, tmp_path):
 
 @both_packages
 def test_resumed_in_mid_run(pl, tmp_path):
-    module = anonymiser(pl, SHARES, LOSSES)
-    expected, whole = keep(pl, tmp_path / "whole", module, 5)
+    expected, whole = keep(pl, tmp_path / "whole", anonymiser(pl, SHARES, LOSSES), 5)
     keep(pl, tmp_path / "parts", anonymiser(pl, SHARES, LOSSES), 2)
-    checkpoint, monitor = keep(pl, tmp_path / "parts", module, 5, ckpt_path=tmp_path / "parts" / "last.ckpt")
+    module, last = anonymiser(pl, SHARES, LOSSES), tmp_path / "parts" / "last.ckpt"
+    checkpoint, monitor = keep(pl, tmp_path / "parts", module, 5, ckpt_path=last)
     for row, other in zip(monitor.history, whole.history, strict=True):
         assert_same({**row, "seconds": 0}, {**other, "seconds": 0})
-    kept, expected_points = ([p._replace(path="") for p in each.pareto_front] for each in (checkpoint, expected))
-    assert kept == expected_points
+    # As text, since NaN does not equal itself.
+    assert str(checkpoint.history) == str(expected.history)
+    assert str(checkpoint.chosen) == str(expected.chosen)
     assert Path(checkpoint.best_model_path).name == Path(expected.best_model_path).name
-    assert all(Path(point.path).exists() for point in checkpoint.pareto_front)
+    assert names_in(tmp_path / "parts") == names_in(tmp_path / "whole")
 
 
-def test_resume_accepts_new_folder_new_budget_and_missing_file(pl, tmp_path):
+def test_resumed_into_another_folder_a_worse_epoch_does_not_replace_the_best(pl, tmp_path):
     keep(pl, tmp_path / "a", anonymiser(pl, SHARES, LOSSES), 4)
-    (tmp_path / "a" / "epoch=2.ckpt").unlink()
     module, last = anonymiser(pl, SHARES, LOSSES), tmp_path / "a" / "last.ckpt"
-    with pytest.warns(UserWarning, match="finds 3 of the 4 checkpoints it kept"):
-        second, _ = keep(pl, tmp_path / "b", module, 5, budget=0.7, ckpt_path=last)
-    assert sorted(epochs_of(second)) == [0, 1, 3]
-    assert all(Path(point.path).exists() for point in second.pareto_front)
+    with pytest.warns(UserWarning, match="The dirpath has changed"):
+        second, _ = keep(pl, tmp_path / "b", module, 5, ckpt_path=last)
+    assert second.chosen.epoch == 3
+    assert second.best_model_path == str(tmp_path / "a" / "epoch=3.ckpt")
 
 
-def test_a_moved_folder_is_resumed_with_its_whole_front(pl, tmp_path):
-    keep(pl, tmp_path / "before", trade_off(pl, 8), 6, budget=0.2)
-    shutil.move(tmp_path / "before", tmp_path / "after")
-    last = tmp_path / "after" / "last.ckpt"
-    second, _ = keep(pl, tmp_path / "after", trade_off(pl, 8), 7, budget=0.2, ckpt_path=last)
-    assert len(second.pareto_front) == 5
-    assert all(point.path.startswith(str(tmp_path / "after")) for point in second.pareto_front)
-    assert len(names_in(tmp_path / "after")) == 6
-    assert [row["epoch"] for row in read_front(tmp_path / "after")["measured"]] == list(range(7))
-    third, _ = keep(pl, tmp_path / "third", trade_off(pl, 8), 8, budget=0.2, ckpt_path=last)
-    assert sum("/after/" in point.path for point in third.pareto_front) >= 3
+def test_a_checkpoint_that_was_removed_before_a_resumed_run_is_noticed(pl, tmp_path):
+    keep(pl, tmp_path, anonymiser(pl, SHARES, LOSSES), 4)
+    (tmp_path / "epoch=3.ckpt").unlink()
+    with pytest.warns(UserWarning, match=r"no longer finds .*epoch=3.ckpt, of epoch 3"):
+        second, _ = keep(pl, tmp_path, anonymiser(pl, SHARES, LOSSES), 5, ckpt_path=tmp_path / "last.ckpt")
+    assert second.chosen.epoch == 4
+    assert Path(second.best_model_path).name == "epoch=4.ckpt"
 
 
-def test_one_trainer_supports_several_budgets_and_folders(pl, tmp_path):
+@pytest.mark.parametrize("epoch_of_removal", [1, 3])
+def test_a_folder_that_vanishes_in_mid_run_is_noticed(pl, tmp_path, epoch_of_removal):
+    folder = tmp_path / "kept"
+
+    def remove(self):
+        if self.current_epoch == epoch_of_removal:
+            shutil.rmtree(folder)
+
+    leaks = ({"leak": 0.01, "loss": loss} for loss in (1.0, 2.0, 3.0, 4.0))
+    checkpoint = keeper("val/leak", dirpath=folder, filename="{epoch}")
+    module = log_rows(pl, *leaks)
+    type(module).on_validation_epoch_start = remove
+    with pytest.warns(UserWarning, match="no longer finds its best checkpoint"):
+        fit(pl, [checkpoint], module, num_sanity_val_steps=0)
+    # The first after the removal is the best that is there.
+    assert checkpoint.chosen.epoch == epoch_of_removal
+    assert names_in(folder) == [f"epoch={epoch_of_removal}.ckpt", "last.ckpt"]
+    assert Path(checkpoint.best_model_path).exists()
+
+
+def test_one_trainer_supports_several_budgets_in_one_folder(pl, tmp_path):
     shares, losses = (1.0, 0.3, 0.6), (1.0, 3.0, 2.0)
-    strict, loose = keeper(budget=0.35, dirpath=tmp_path), keeper(budget=0.5, dirpath=tmp_path, save_last=True)
-    apart = keeper(budget=0.5, dirpath=tmp_path / "apart")
-    fit(pl, [watch(**SMALL), strict, loose, apart], anonymiser(pl, shares, losses), epochs=3)
-    assert (strict.chosen.epoch, loose.chosen.epoch, apart.chosen.epoch) == (1, 2, 2)
-    assert len({point.path for one in (strict, loose, apart) for point in one.pareto_front}) == 9
-    assert {path.name for path in tmp_path.glob("*.json")} == {"pareto_front.json", "pareto_front-v1.json"}
-    # A resumed one that is none of them does not guess whose state it continues.
-    other = keeper(budget=0.3, dirpath=tmp_path / "c")
-    with pytest.warns(UserWarning, match="holds the states of 3 PrivacyCheckpoints, none with these budgets"):
-        fit(pl, [watch(**SMALL), other], anonymiser(pl, shares, losses), epochs=4, ckpt_path=tmp_path / "last.ckpt")
-    assert epochs_of(other) == [3]
+    strict = keeper(budget=0.35, dirpath=tmp_path, filename="strict-{epoch}")
+    loose = keeper(budget=0.5, dirpath=tmp_path, filename="loose-{epoch}", save_last=False)
+    fit(pl, [watch(**SMALL), strict, loose], anonymiser(pl, shares, losses), epochs=3)
+    assert (strict.chosen.epoch, loose.chosen.epoch) == (1, 2)
+    assert names_in(tmp_path) == ["last.ckpt", "loose-epoch=2.ckpt", "strict-epoch=1.ckpt"]
+
+
+@pytest.mark.parametrize("interval", [1.0, 0.5])
+def test_the_history_is_drawn_at_the_step_of_its_scalars(pl, tmp_path, interval):
+    logger = tensorboard(pl, tmp_path / "log")
+    callbacks = [watch(figures_every_n_epochs=None), keeper(budget=0.5, dirpath=tmp_path / "kept")]
+    fit(pl, callbacks, anonymiser(pl, SHARES, LOSSES), epochs=4, val_check_interval=interval, logger=logger)
+    log = events(logger)
+    measured = [event.step for event in log.Scalars("val/privacy/deid")]
+    drawn = [image.step for image in log.Images("val_figures/privacy_conditions/op_d_ece/utility")]
+    assert set(drawn) <= set(measured)
+    assert drawn[-1] == measured[-1]
 
 
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
-        ({}, {"privacy": "val/privacy/op_dece"}, "monitors 'val/privacy/op_dece', .* Closest: 'val/privacy/op_d_ece'"),
+        ({}, {"privacy": "val/privacy/op_dece"}, "monitors 'val/privacy/op_dece', .* Closest: .*op_d_ece'"),
+        ({}, {"privacy": "val/privacy/op_d_ece"}, f"monitors 'val/privacy/op_d_ece', .* Closest: '{NAME}'"),
         ({"metrics": ["deid"]}, {"privacy": NAME}, "but PrivacyMonitor does not log it. .*'val/privacy/deid'"),
-        ({}, {"privacy": NAME, "confidence": 0.9}, "'val/privacy/op_d_ece_high', .* It needs `intervals=0.9`"),
+        ({}, {"privacy": NAME, "confidence": 0.9}, "op_d_ece_high', .* It needs `intervals=0.9`"),
         ({"intervals": 0.5}, {"privacy": NAME, "confidence": 0.9}, "`confidence` to be .* logs, 0.5, but got 0.9"),
     ],
 )
@@ -299,16 +287,24 @@ def test_a_name_that_a_monitor_does_not_log_is_an_error_at_setup(pl, tmp_path, s
 @pytest.mark.parametrize("suffix", ["", "/dataloader_idx_2"])
 def test_a_wrong_dataloader_index_is_an_error_in_the_sanity_check(pl, tmp_path, suffix):
     module = anonymiser(pl, on_train_start=lambda self: pytest.fail("too late"))
-    with pytest.raises(ValueError, match=f"monitors 'val/privacy/op_d_ece{suffix}', .*Closest: .*dataloader_idx_0'"):
+    with pytest.raises(ValueError, match=f"monitors '{NAME}{suffix}', .*Closest: .*dataloader_idx_0'"):
         fit(pl, [watch(), keeper(NAME + suffix, dirpath=tmp_path)], module, val=[loader(), loader(seed=1)])
 
 
-def test_right_names_of_several_dataloaders_are_not_warned_of(pl, tmp_path):
-    checkpoint = keeper(f"{NAME}/dataloader_idx_1", 1.0, utility="val/loss/dataloader_idx_0", dirpath=tmp_path)
+@pytest.mark.parametrize("options", [{}, {"num_sanity_val_steps": 0}, {"num_sanity_val_steps": -1}])
+@pytest.mark.parametrize("is_suffixed", [True, False])
+def test_right_names_of_several_dataloaders_are_not_warned_of(pl, tmp_path, options, is_suffixed):
+    def log_apart(self):
+        if not self.trainer.sanity_checking:
+            self.log("val/late", 1.0)
+
+    utility = "val/loss/dataloader_idx_0" if is_suffixed else "val/late"
+    checkpoint = keeper(f"{NAME}/dataloader_idx_1", 0.7213, utility=utility, dirpath=tmp_path)
+    module = anonymiser(pl, on_validation_epoch_end=log_apart)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*was not logged")
-        fit(pl, [watch(), checkpoint], val=[loader(), loader(seed=1)], epochs=1)
-    assert len(checkpoint.pareto_front) == 1
+        fit(pl, [watch(), checkpoint], module, val=[loader(), loader(seed=1)], epochs=1, **options)
+    assert len(checkpoint.history) == 1
 
 
 @pytest.mark.parametrize(
@@ -328,26 +324,46 @@ def test_utility_may_be_logged_after_the_sanity_check(pl, tmp_path):
         if not self.trainer.sanity_checking:
             self.log("val/later", 1.0)
 
-    checkpoint = keeper(utility="val/later", budget=1.0, dirpath=tmp_path)
+    checkpoint = keeper(utility="val/later", budget=0.7213, dirpath=tmp_path)
     with pytest.warns(UserWarning, match="monitors 'val/later', but it was not logged"):
         fit(pl, [watch(), checkpoint], anonymiser(pl, on_validation_epoch_end=log_later), epochs=1)
-    assert checkpoint.pareto_front
+    assert checkpoint.chosen.utility == 1.0
+
+
+def test_a_flipped_voice_is_within_the_budget_of_a_cosine_and_not_of_the_disclosure(pl, tmp_path):
+    """``protected = -original`` deceives a cosine only until an attacker turns the sign."""
+
+    def step(self, batch, _):
+        self.log("val/loss", 1.0)
+        return dict(zip(NAMES, (batch[0], -batch[0], batch[2]), strict=True))
+
+    weak = keeper(NAME, 0.05, dirpath=tmp_path / "weak")
+    sound = PrivacyCheckpoint(budget=0.05, dirpath=tmp_path / "sound")
+    module = anonymiser(pl, validation_step=step)
+    with pytest.warns(UserWarning, match="who compares untransformed embeddings"):
+        fit(pl, [PrivacyMonitor(), weak, sound], module, loader(speakers=8, batch_size=32), epochs=1)
+    assert weak.chosen is not None
+    assert sound.chosen is None
+
+
+def test_a_validation_states_its_numbers():
+    row = Validation(epoch=2, step=7, privacy=0.1, low=0.05, high=0.2, utility=3.0, is_within_budget=True)
+    assert pickle.loads(pickle.dumps(row)) == row
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         ({"budget": -0.1}, ValueError, "Expected `budget` to be a finite number of at least 0, but got -0.1"),
-        ({"budget": [True]}, ValueError, "Expected `budget` to be a finite number"),
-        ({"privacy": ["a", "b"], "budget": 0.1}, ValueError, "Expected one `budget` for each name"),
-        ({"privacy": {"a": 0.1}, "budget": 0.1}, ValueError, "Expected no `budget` with a dictionary"),
-        ({"privacy": {}}, ValueError, "Expected one `budget` for each name"),
-        ({"privacy": 3}, TypeError, "Expected `privacy` to be a name"),
+        ({"budget": True}, ValueError, "Expected `budget` to be a finite number"),
+        ({"budget": [0.1]}, ValueError, "Expected `budget` to be a finite number"),
+        ({"privacy": "val/privacy/id_rate", "budget": 5}, ValueError, "`budget` to be a share, such as 0.05 for 5 %"),
+        ({"privacy": 3}, TypeError, "Expected `privacy` to be the name"),
+        ({"privacy": ["a", "b"]}, TypeError, "Expected `privacy` to be the name"),
         ({"privacy": "val/privacy/deid"}, ValueError, "of which less is better"),
-        ({"utility": None}, TypeError, "Expected `utility` to be a name"),
+        ({"utility": None}, TypeError, "Expected `utility` to be the name"),
         ({"every_n_train_steps": 2}, TypeError, "Expected no `every_n_train_steps`.*val_check_interval"),
-        ({"save_top_k": 0}, ValueError, "Expected `save_top_k` to be at least 1, or -1"),
-        ({"save_top_k": 2.0}, TypeError, "Expected `save_top_k` to be an integer"),
+        ({"save_top_k": 3}, TypeError, "Expected no `save_top_k`"),
         ({"confidence": 95}, ValueError, "`confidence` to lie between 0 and 1, but got 95"),
     ],
 )

@@ -25,9 +25,10 @@ from training import (
 
 from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.lightning import PrivacyMonitor
+from vpmetrics.lightning.monitor import name_of_key
 from vpmetrics.suite import VoicePrivacy
 
-PREFIX = "val/privacy/"
+D_ECE = "val/privacy_conditions/op_d_ece"
 
 
 @both_packages
@@ -47,9 +48,9 @@ def test_validate_and_test_without_a_fit(pl):
     monitor = watch()
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, callbacks=[monitor], **QUIET)
     expected = by_hand(0.9)
-    for run, prefix in ((trainer.validate, PREFIX), (trainer.test, "test/privacy/")):
+    for run, prefix in ((trainer.validate, "val/privacy"), (trainer.test, "test/privacy")):
         (values,) = run(anonymiser(pl), loader(), verbose=False)
-        assert_same({name: values[prefix + name] for name in expected}, expected)
+        assert_same({key: values[name_of_key(prefix, key)] for key in expected}, expected)
     assert monitor.history == []
     # States made in inference mode serve a training, too.
     trainer.fit_loop.max_epochs = 1
@@ -118,7 +119,7 @@ def test_early_stopping_counts_each_measurement_once(pl, strict):
             counted.append(float(current))
             return super()._evaluate_stopping_criteria(current)
 
-    stopping = Stopping("val/privacy/op_d_ece", patience=2, strict=strict)
+    stopping = Stopping(D_ECE, patience=2, strict=strict)
     monitor = watch(every_n_epochs=2)
     trainer = fit(pl, [monitor, stopping], anonymiser(pl, (0.9, 0.1, 0.9, 0.9)), epochs=12)
     assert counted == pytest.approx([row["op_d_ece"] for row in monitor.history])
@@ -127,7 +128,7 @@ def test_early_stopping_counts_each_measurement_once(pl, strict):
 
 
 def test_model_checkpoint_and_progress_bar_see_the_scalars(pl, tmp_path):
-    best = importlib.import_module(f"{pl.__name__}.callbacks").ModelCheckpoint(tmp_path, monitor="val/privacy/op_d_ece")
+    best = importlib.import_module(f"{pl.__name__}.callbacks").ModelCheckpoint(tmp_path, monitor=D_ECE)
     trainer = fit(pl, [watch(prog_bar=["gvd"]), best], enable_checkpointing=True, epochs=2)
     assert best.best_model_score == pytest.approx(min(by_hand(share)["op_d_ece"] for share in (0.9, 0.6)))
     assert list(trainer.progress_bar_metrics) == ["val/privacy/gvd"]
@@ -136,10 +137,10 @@ def test_model_checkpoint_and_progress_bar_see_the_scalars(pl, tmp_path):
 def test_selected_metrics_are_logged_with_interval_bounds(pl):
     monitor = PrivacyMonitor(metrics=["op_d_ece", "op_l_w"], intervals=0.9)
     names = ("op_d_ece", "op_d_ece_low", "op_d_ece_high", "op_l_w")
-    assert monitor.logged_names == tuple(PREFIX + name for name in names)
+    assert monitor.logged_names == tuple(f"val/privacy_conditions/{name}" for name in names)
     trainer = fit(pl, [monitor], epochs=1)
-    assert {name for name in trainer.callback_metrics if name.startswith(PREFIX)} == set(monitor.logged_names)
-    low, value, high = (float(trainer.callback_metrics[f"{PREFIX}op_d_ece{end}"]) for end in ("_low", "", "_high"))
+    assert {name for name in trainer.callback_metrics if "privacy" in name} == set(monitor.logged_names)
+    low, value, high = (float(trainer.callback_metrics[f"{D_ECE}{end}"]) for end in ("_low", "", "_high"))
     assert value == pytest.approx(by_hand(0.9)["op_d_ece"])
     assert low < value < high
 
@@ -156,7 +157,7 @@ def test_rows_that_are_not_finite_are_counted(pl):
 
     with pytest.warns(UserWarning, match=r"5 of 24 rows of `protected` are not finite \(val/privacy, epoch 0\)"):
         trainer = fit(pl, [watch()], stepping(pl, spoil), epochs=1, num_sanity_val_steps=0)
-    assert trainer.callback_metrics["val/privacy/op_d_ece"].isnan()
+    assert trainer.callback_metrics[D_ECE].isnan()
 
 
 @pytest.mark.usefixtures("one_small_figure")
@@ -195,15 +196,77 @@ def test_speakers_may_be_strings_and_embeddings_arrays(pl, form):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows, names: (torch.ones_like(rows), names), "val/privacy: All 24 protected embeddings are equal"),
-        (lambda rows, names: (rows, torch.arange(len(names))), "val/privacy: Every speaker has one utterance"),
+        (lambda rows, names: (torch.ones_like(rows), names), "All 24 protected embeddings are equal"),
+        (lambda rows, names: (rows, torch.arange(len(names))), "Every speaker has one utterance"),
+        (lambda rows, names: (torch.full_like(rows, torch.nan), names), "24 of 24 rows of `protected` are not finite"),
     ],
 )
-def test_the_cause_of_undefined_values_is_named_once(pl, change, message):
+def test_a_cause_of_undefined_values_is_named_once(pl, change, message):
     module = stepping(pl, lambda batch: (batch[0], *change(batch[0], batch[2])))
     with pytest.warns(UserWarning, match=message) as caught:
-        fit(pl, [watch()], module, val=loader(24), epochs=2)
-    assert sum(message in str(warning.message) for warning in caught) == 1
+        fit(pl, [watch()], module, val=loader(24), epochs=1)
+    given = [str(warning.message) for warning in caught if "privacy" in str(warning.message)]
+    assert len(given) == 1, given
+
+
+@pytest.mark.parametrize(
+    ("options", "run", "message"),
+    [
+        ({"every_n_epochs": 5}, {"epochs": 3}, "will measure nothing: .*every_n_epochs=5.* is after epoch 5"),
+        ({"every_n_epochs": 2}, {"epochs": 5, "check_val_every_n_epoch": 3}, "the first time is after epoch 6"),
+        ({"report_every_n_epochs": 4}, {"epochs": 3}, "neither attacks nor .*report_every_n_epochs=4"),
+        ({"every_n_epochs": 5}, {"epochs": -1, "max_steps": 6}, "measured nothing in this training: no validation"),
+        ({"keys": lambda outputs: None}, {"epochs": 1}, "measured nothing in this training: no dataloader had a row"),
+        ({}, {"epochs": 1, "limit_val_batches": 0}, "measured nothing in this training: the Trainer has no validation"),
+    ],
+)
+def test_a_monitor_that_measures_nothing_says_so_once(pl, options, run, message):
+    monitor = PrivacyMonitor(figures_every_n_epochs=None, **options)
+    with pytest.warns(UserWarning, match=message) as caught:
+        fit(pl, [monitor], **run)
+    assert sum("PrivacyMonitor" in str(warning.message) for warning in caught) == 1
+
+
+def test_between_reports_only_cheap_keys_are_measured(pl):
+    seen = []
+    look = lambda self: seen.append({name for name in self.trainer.callback_metrics if "privacy" in name})  # noqa: E731
+    monitor = PrivacyMonitor(metrics=["disclosure", "deid", "op_eer", "op_eer_strongest"], report_every_n_epochs=2)
+    stopping = importlib.import_module(f"{pl.__name__}.callbacks").EarlyStopping("val/privacy/disclosure", patience=9)
+    data = loader(speakers=8, batch_size=32)
+    fit(pl, [monitor, stopping], anonymiser(pl, on_train_epoch_end=look), val=data, epochs=4)
+    cheap = {"val/privacy/deid", "val/privacy_conditions/op_eer"}
+    everything = {*cheap, "val/privacy/disclosure", "val/privacy_conditions/op_eer_strongest"}
+    assert seen == [cheap, everything, cheap, everything]
+    assert [row["epoch"] for row in monitor.history] == [0, 1, 2, 3]
+    assert_same(monitor.history[0], {key: by_hand(0.9, speakers=8)[key] for key in ("deid", "op_eer")})
+    assert ["disclosure" in row for row in monitor.history] == [False, True, False, True]
+
+
+@both_packages
+@pytest.mark.parametrize(
+    ("options", "name", "run", "is_told"),
+    [
+        ({"every_n_epochs": 2}, "val/privacy/deid", {}, True),
+        ({"report_every_n_epochs": 3}, "val/privacy/disclosure", {}, True),
+        ({"report_every_n_epochs": 3}, "val/privacy/deid", {}, False),
+        ({"report_every_n_epochs": 3}, "val/privacy/disclosure", {"check_val_every_n_epoch": 3}, False),
+        ({"every_n_epochs": 2}, "val/loss", {}, False),
+    ],
+)
+def test_a_checkpoint_of_what_is_not_always_measured_is_told_at_setup(pl, tmp_path, options, name, run, is_told):
+    make = importlib.import_module(f"{pl.__name__}.callbacks").ModelCheckpoint
+    monitor = PrivacyMonitor(metrics=["deid", "disclosure"], figures_every_n_epochs=None, **options)
+    module = anonymiser(pl, validation_step=lambda *_: pytest.fail("too late")) if is_told else None
+    run = {"enable_checkpointing": True, "epochs": 6, "val": loader(speakers=8, batch_size=32), **run}
+    if not is_told:
+        fit(pl, [monitor, make(tmp_path, monitor=name)], module, **run)
+        return
+    with pytest.raises(ValueError, match=r"ModelCheckpoint monitors .*Give it `every_n_epochs=\d`"):
+        fit(pl, [monitor, make(tmp_path, monitor=name)], module, **run)
+    epochs = 2 if "every_n_epochs" in options else 3
+    best = make(tmp_path, monitor=name, every_n_epochs=epochs)
+    fit(pl, [monitor, best], **run)
+    assert best.best_model_score is not None
 
 
 class Observer(VoicePrivacy):

@@ -85,5 +85,5 @@ def test_sessions_of_a_step_are_measured_within_and_across(pl):
     monitor = watch(keys={"original": "x", "protected": "y", "speakers": "who", "sessions": "draw"})
     trainer = fit(pl, [monitor], anonymiser(pl, validation_step=step), epochs=1)
     assert {"within_d_ece", "across_d_ece"} <= set(monitor.metrics)
-    assert trainer.callback_metrics["val/privacy/within_d_ece"] > 0
+    assert trainer.callback_metrics["val/privacy_conditions/within_d_ece"] > 0
     assert "within_d_ece" not in watch().metrics

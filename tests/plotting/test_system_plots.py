@@ -7,7 +7,7 @@ import pytest
 import torch
 from plotting.conftest import legend_of
 
-from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_pareto_front, draw_path, draw_scalars, draw_utility
+from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path, draw_scalars, draw_utility
 
 
 def test_values_are_points_lines_and_one_line_for_each_key():
@@ -58,8 +58,10 @@ def test_utility_plot_front_is_the_set_of_non_dominated_systems(is_lower_better)
     assert segment[:, 0] == pytest.approx([0.2, 0.5])
 
 
-def test_the_pareto_front_shows_budget_and_choice():
-    _, ax = draw_pareto_front([(0.3, 1.0), (0.1, 3.0)], [(0.3, 4.0)], [(0.1, 3.0)], 0.2, ("privacy", "loss"), None)
-    assert set(legend_of(ax)) == {"measured", "Pareto front", "chosen", "budget 0.2"}
-    assert list(ax.lines[1].get_xdata()) == [0.1, 0.3]
-    draw_pareto_front([], [], [], 0.2, ("privacy", "loss"), ax, [((0.1, 0.2), 1.0)])
+def test_utility_plot_of_a_training_shows_budget_and_choice():
+    rows = [(0.3, 1.0), (0.1, 3.0), (0.3, 4.0), (math.nan, 2.0)]
+    points = [("validation", {"found_in_100": value}, utility) for value, utility in rows]
+    _, ax = draw_utility([*points, ("chosen", *points[1][1:])], "loss", True, key="found_in_100", budget=0.2)
+    assert legend_of(ax) == ["Pareto front", "validation", "chosen", "budget 0.2"]
+    assert list(ax.lines[0].get_xdata()) == [0.1, 0.3]
+    assert draw_utility([], "loss", True)[1].lines[:] == []

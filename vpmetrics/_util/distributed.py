@@ -54,6 +54,24 @@ def gather_objects(value: Any, group: Any) -> list[Any]:
     return values
 
 
+def raise_on_all_ranks(error: Exception | None, group: Any = None) -> None:
+    """Raise on every rank if one of them has an error; every rank must call this.
+
+    An error that is raised on one rank alone leaves the others waiting in their next collective. The rank with an error
+    raises it; the others raise a ``RuntimeError`` that quotes it.
+    """
+    if current_processes(group).world_size > 1:
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        text_of_rank = gather_objects(text, group)
+    else:
+        text_of_rank = []
+    if error is not None:
+        raise error
+    for rank, text in enumerate(text_of_rank):
+        if text is not None:
+            raise RuntimeError(f"Rank {rank} of {len(text_of_rank)} raised {text}")
+
+
 def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
     """Return the dtype's index, dimensions beyond the first, and width of a list state; -1 first for other states."""
     if isinstance(state, Tensor) or not state:

@@ -24,11 +24,10 @@ logits, name the speakers' column in ``label_names``, and pass this function:
 
 Example:
     >>> PrivacyMonitor(metrics=["deid", "op_d_ece"]).logged_names
-    ('val/privacy/deid', 'val/privacy/op_d_ece')
+    ('val/privacy/deid', 'val/privacy_conditions/op_d_ece')
 """
 
-from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
+from vpmetrics.lightning.checkpoint import PrivacyCheckpoint, Validation
 from vpmetrics.lightning.monitor import PrivacyMonitor
-from vpmetrics.lightning.pareto import ParetoPoint
 
-__all__ = ["ParetoPoint", "PrivacyCheckpoint", "PrivacyMonitor"]
+__all__ = ["PrivacyCheckpoint", "PrivacyMonitor", "Validation"]

@@ -1,10 +1,10 @@
-"""A callback that keeps the checkpoints on the Pareto front of disclosure and utility."""
+"""A callback that keeps the checkpoint of best utility within a budget of disclosure, and the last one."""
 
 from __future__ import annotations
 
 import math
-import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,204 +14,204 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._scores.registry import CI_SUFFIXES, Scalar, scalar
-from vpmetrics._util.scalar import closest_or_known_names, last_component, strip_loader_suffix
+from vpmetrics._util.scalar import PERCENT, closest_or_known_names, last_component, strip_loader_suffix
 from vpmetrics._util.validation import check_confidence
 from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
-from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
 from vpmetrics.lightning.trainers import (
     ModelCheckpointBase,
     figure_writers,
     loader_suffixes,
-    log_scalars,
     logging_step,
     suffix_first_component,
     warn_of_spawned_processes,
 )
 
-FRONT_FILE = "pareto_front"
-_REJECTED = {"monitor", "every_n_train_steps", "train_time_interval", "enable_version_counter"}
+_REJECTED = ("monitor", "save_top_k", "every_n_train_steps", "train_time_interval", "enable_version_counter")
+_FAMILIES_AFTER_ATTACKS = ("headline", "attack", "attacked_population")
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What one validation measured of a set of weights.
+
+    Args:
+        epoch: Number of the epoch, from 0.
+        step: Number of training steps so far.
+        privacy: The disclosure that has a budget.
+        low: Lower end of its confidence interval, NaN where none is logged.
+        high: Upper end of its confidence interval, NaN where none is logged.
+        utility: The utility.
+        is_within_budget: Whether the disclosure, or the upper end, is within the budget.
+
+    Example:
+        >>> row = Validation(
+        ...     epoch=3, step=400, privacy=0.04, low=0.02, high=0.06, utility=1.5, is_within_budget=True
+        ... )
+        >>> row.privacy
+        0.04
+    """
+
+    epoch: int
+    step: int
+    privacy: float
+    low: float
+    high: float
+    utility: float
+    is_within_budget: bool
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
-    r"""Save the checkpoints on the Pareto front of disclosure and utility, and choose one within a budget.
+    r"""Save the checkpoint of best utility among those within a budget of disclosure, and the last one.
 
-    A checkpoint is on the Pareto front while no other kept one is at least as good in utility and in every disclosure.
-    At most ``save_top_k`` of the front stay on disk: always the chosen one, then those that lie farthest apart. The
-    chosen one is that of best utility within all budgets, or that of least disclosure if there is none;
-    ``trainer.test(ckpt_path="best")`` loads it. ``pareto_front.json`` lists every measurement, kept or not, and never
-    names a checkpoint that is not on disk. Loggers get the values of the chosen checkpoint as ``val_chosen/<name>``,
-    and a figure of the front as ``val_figures/<name>/pareto_front`` whenever it changes.
-
-    A disclosure that is logged in both directions, such as ``op_d_ece`` and ``op_d_ece_reversed``, counts by the
-    larger of the two: ``protected = -original`` deceives an attacker only until they flip the sign. Budgets should
-    include ``disclosure`` or a disclosure to the strongest attack; otherwise a warning is given.
+    After every validation a logged disclosure is compared with ``budget``. Of the epochs within the budget the one of
+    best utility is on disk, at ``best_model_path``; ``trainer.test(ckpt_path="best")`` loads it. Where no epoch is
+    within the budget, there is no best one, and the end of the training warns. The weights of the last validation are
+    in ``last.ckpt``. Loggers get a figure of utility over disclosure, ``val_figures/privacy/disclosure/utility``.
 
     An estimate from few speakers may be within the budget by luck; the best of many estimates usually is. With
-    ``confidence``, the upper end of the interval is compared instead, which
-    ``PrivacyMonitor(intervals=confidence)`` logs.
+    ``confidence`` the upper end of the interval is compared instead, which ``PrivacyMonitor(intervals=confidence)``
+    logs. Name a disclosure to attackers, ``disclosure`` or ``found_in_100``; for a disclosure to plain comparison a
+    warning is given.
 
-    A checkpoint is saved only if its own weights were measured and all values are finite: not after further training
-    steps, and not in epochs that :class:`PrivacyMonitor` skips. A resumed run keeps the front, even if the folder was
-    moved or ``dirpath`` changed.
+    An epoch is chosen only if its own weights were measured: not after further training steps, and not where
+    :class:`PrivacyMonitor` measured nothing. Where the disclosure or the utility is not finite, the epoch is not
+    eligible, and the first time a warning is given.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``; to both it is a
     ``ModelCheckpoint``. Strategies that spawn processes are not supported.
 
     Args:
-        privacy: Name of the logged disclosure (lower is better); a sequence for several; or a dictionary from names to
-            budgets.
-        budget: Largest disclosure allowed; one per name. Not with a dictionary.
+        privacy: Name of the logged disclosure, of which less is better.
+        budget: Largest value allowed, in the unit of ``privacy``: bits for ``disclosure``, a share for
+            ``found_in_100`` (0.05 for 5 %).
         utility: Name of the logged utility.
         mode: ``"min"`` or ``"max"``, which utility is better.
         dirpath: Folder of the checkpoints, as in ``ModelCheckpoint``.
-        filename: Their names, as in ``ModelCheckpoint``.
-        save_top_k: Largest number of checkpoints on disk; -1 for the whole front.
-        confidence: Confidence level of the intervals whose upper ends are compared, such as 0.95; None compares
-            estimates.
-        kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``every_n_train_steps``, ``train_time_interval`` and
-            ``enable_version_counter``.
+        filename: Name of the best one, as in ``ModelCheckpoint``.
+        confidence: Confidence level of the interval whose upper end is compared, such as 0.95; None compares the
+            estimate.
+        kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``save_top_k``, ``every_n_train_steps``,
+            ``train_time_interval`` and ``enable_version_counter``. ``save_last`` is True unless it is given.
 
     Attributes:
-        chosen: The chosen one, or None: ``epoch``, ``step``, ``disclosure`` (a dictionary), ``utility``, ``path``.
-        within_budget: Whether that one meets all budgets.
-        pareto_front: All that are kept, least disclosure first.
-        best_model_path: Path of the chosen one.
+        history: One :class:`Validation` for every validation that measured the disclosure.
+        chosen: The one that ``best_model_path`` holds, or None.
 
     Example:
-        >>> checkpoint = PrivacyCheckpoint(
-        ...     {"val/privacy/disclosure": 0.05, "val/privacy/op_l_w": 1.0}, utility="val/wer"
-        ... )
-        >>> checkpoint.budgets
-        {'val/privacy/disclosure': 0.05, 'val/privacy/op_l_w': 1.0}
+        >>> checkpoint = PrivacyCheckpoint(privacy="val/privacy/found_in_100", budget=0.05, utility="val/wer")
+        >>> checkpoint.budget, checkpoint.chosen
+        (0.05, None)
     """
+
+    passes_over_unmeasured_epochs = True
 
     def __init__(
         self,
-        privacy: str | Sequence[str] | Mapping[str, float] = "val/privacy/disclosure",
-        budget: float | Sequence[float] | None = None,
+        privacy: str = "val/privacy/disclosure",
+        budget: float = 0.05,
         utility: str = "val/loss",
         mode: str = "min",
         dirpath: str | Path | None = None,
         filename: str | None = None,
-        save_top_k: int = 5,
         confidence: float | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in _REJECTED & {name for name, value in kwargs.items() if value is not None}:
-            raise TypeError(
-                f"Expected no `{name}`: PrivacyCheckpoint saves what a validation measured, `privacy` and `utility`, "
-                "into new files. `Trainer(val_check_interval=...)` sets how often."
-            )
-        if not isinstance(utility, str):
-            raise TypeError(f"Expected `utility` to be a name, but got {type(utility).__name__}.")
-        if isinstance(save_top_k, bool) or not isinstance(save_top_k, int):
-            raise TypeError(f"Expected `save_top_k` to be an integer, but got {save_top_k!r}.")
-        if save_top_k < 1 and save_top_k != -1:
-            raise ValueError(
-                f"Expected `save_top_k` to be at least 1, or -1 for the whole front, but got {save_top_k}."
-            )
+        for name in _REJECTED:
+            if kwargs.get(name) is not None:
+                raise TypeError(
+                    f"Expected no `{name}`: PrivacyCheckpoint saves the best and the last of what validations "
+                    "measured, `privacy` and `utility`. `Trainer(val_check_interval=...)` sets how often."
+                )
+        _check_name("privacy", privacy)
+        _check_name("utility", utility)
+        _check_budget(privacy, budget)
         if confidence is not None:
             check_confidence("confidence", confidence)
-        self.budgets = _resolve_budgets(privacy, budget)
-        self.utility, self.confidence = utility, confidence
-        super().__init__(dirpath, filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs)
-        # What a run must share with another to continue its front; folder and budgets may differ.
-        self._settings_to_match = [sorted(self.budgets), utility, mode, confidence]
-        self._front = ParetoFront(self.budgets, mode, save_top_k)
-        # What is compared with a budget: the estimate, or the upper end of its interval.
-        self._compared_suffix = "" if confidence is None else CI_SUFFIXES[1]
-        compared = (insert_before_loader_suffix(name, self._compared_suffix) for name in self.budgets)
-        self._required_names = tuple(dict.fromkeys([*self.budgets, *compared, utility]))
-        self._given_dirpath = None if dirpath is None else str(dirpath)
-        self._front_file, self._validated_at, self._logged_at = FRONT_FILE, -1, -1
-        self._is_resuming, self._resumed_folder = True, ""
-
-    @property
-    def pareto_front(self) -> list[ParetoPoint]:
-        """All checkpoints that are kept, least disclosure first."""
-        return list(self._front.kept)
-
-    @property
-    def chosen(self) -> ParetoPoint | None:
-        """The checkpoint of best utility within all budgets, or that of least disclosure if there is none."""
-        return self._front.chosen
-
-    @property
-    def within_budget(self) -> bool:
-        """Whether the chosen checkpoint meets all budgets."""
-        return self._front.meets_budgets(self.chosen)
-
-    @property
-    def chosen_value_tags(self) -> list[str]:
-        """Names under which loggers get the disclosures and the utility of the chosen checkpoint."""
-        names = (*self.budgets, self.utility) if self.chosen else ()
-        return [suffix_first_component(name, "_chosen") for name in names]
+        kwargs.setdefault("save_last", True)
+        super().__init__(dirpath, filename, monitor=utility, mode=mode, save_top_k=1, **kwargs)
+        self.privacy = privacy
+        self.budget = float(budget)
+        self.utility = utility
+        self.confidence = confidence
+        self.history: list[Validation] = []
+        self.chosen: Validation | None = None
+        self._low_name = insert_before_loader_suffix(privacy, CI_SUFFIXES[0])
+        self._high_name = insert_before_loader_suffix(privacy, CI_SUFFIXES[1])
+        self._limited_name = privacy if confidence is None else self._high_name
+        self._required_names = tuple(dict.fromkeys((privacy, self._limited_name, utility)))
+        self._validated_at_step = -1
+        self._logged_at_step = -1
+        self._has_new_points = False
+        self._has_warned_of_nan = False
+        self._is_resuming = True
 
     @property
     def state_key(self) -> str:
         """Name of this callback's state in a checkpoint; two in one Trainer differ in one of these."""
         return self._generate_state_key(
-            privacy=sorted(self.budgets.items()),
+            privacy=self.privacy,
+            budget=self.budget,
             utility=self.utility,
             mode=self.mode,
-            dirpath=self._given_dirpath,
             confidence=self.confidence,
         )
 
     # Validation of names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the monitored names; warn if all are disclosures to an attacker without a fitted map."""
+        """Check the names; warn if the budget limits a disclosure to an attacker without a fitted map."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        warn_of_spawned_processes(trainer, "PrivacyCheckpoint", "`chosen` and `pareto_front`")
-        before = trainer.checkpoint_callbacks[: trainer.checkpoint_callbacks.index(self)]
-        same_folder = sum(isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath for other in before)
-        self._front_file = f"{FRONT_FILE}-v{same_folder}" if same_folder else FRONT_FILE
+        warn_of_spawned_processes(trainer, "PrivacyCheckpoint", "`chosen` and `history`")
         for monitor in find_monitors(trainer):
             self._check_monitor(monitor)
-        entries = list(filter(None, map(_find_scalar, self.budgets)))
-        if entries and not any(entry.family == "attack" or entry.key == "disclosure" for entry in entries):
+        entry = _find_scalar(self.privacy)
+        if entry is not None and entry.family not in _FAMILIES_AFTER_ATTACKS:
             rank_zero_warn(
-                f"PrivacyCheckpoint monitors {', '.join(map(repr, self.budgets))}: disclosure to an attacker who "
-                "compares untransformed embeddings. An attacker who transforms them may learn far more: add a name "
-                "that ends in 'disclosure'.",
+                f"PrivacyCheckpoint limits {self.privacy!r}: disclosure to an attacker who compares untransformed "
+                "embeddings. An attacker who transforms them may learn far more: limit 'val/privacy/disclosure'.",
                 UserWarning,
             )
 
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
         """Raise where the monitor does not log a name with its prefix, or logs intervals of another confidence."""
         for name in map(strip_loader_suffix, self._required_names):
-            estimate = name.removesuffix(self._compared_suffix)
-            has_estimate = self.confidence is not None and estimate in monitor.logged_names
-            if name.startswith(f"{monitor.prefix}/") and name not in monitor.logged_names:
+            if not monitor.owns_name(name) or name in monitor.logged_names:
+                continue
+            hint = closest_or_known_names(name, monitor.logged_names)
+            if name == strip_loader_suffix(self._limited_name) != strip_loader_suffix(self.privacy):
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
-                raise ValueError(
-                    f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. "
-                    f"{hint if has_estimate else closest_or_known_names(name, monitor.logged_names)}"
-                )
-            if has_estimate and monitor.intervals not in (None, self.confidence):
-                raise ValueError(
-                    f"Expected `confidence` to be that of the intervals PrivacyMonitor logs, {monitor.intervals}, but "
-                    f"got {self.confidence}."
-                )
+            raise ValueError(f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. {hint}")
+        is_logged_by_it = strip_loader_suffix(self.privacy) in monitor.logged_names
+        if self.confidence is not None and is_logged_by_it and monitor.intervals != self.confidence:
+            raise ValueError(
+                f"Expected `confidence` to be that of the intervals PrivacyMonitor logs, {monitor.intervals}, but "
+                f"got {self.confidence}."
+            )
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Save after a validation; in the sanity check only raise, or warn, on names that are not logged."""
         if trainer.sanity_checking:
-            measured = {name for monitor in find_monitors(trainer) for name in monitor.logged_names}
-            suffixes = loader_suffixes(trainer).values()
-            logged = {name + suffix for name in measured for suffix in suffixes} | set(trainer.callback_metrics)
-            for name in set(self._required_names) - logged:
-                if strip_loader_suffix(name) in measured:
-                    raise ValueError(self._describe_missing(trainer, name, logged))
-                # Others may be logged later, and those of several dataloaders are not known here.
-                if name == strip_loader_suffix(name) and not name.startswith("train"):
-                    rank_zero_warn(self._describe_missing(trainer, name, logged), UserWarning)
+            self._check_names_in_sanity_check(trainer)
         else:
-            self._validated_at, self._logged_at = trainer.global_step, logging_step(trainer)
+            self._validated_at_step = trainer.global_step
+            self._logged_at_step = logging_step(trainer)
         super().on_validation_end(trainer, pl_module)
+
+    def _check_names_in_sanity_check(self, trainer: Any) -> None:
+        names_of_monitors = {name for monitor in find_monitors(trainer) for name in monitor.logged_names}
+        suffixes = loader_suffixes(trainer).values()
+        logged = set(trainer.callback_metrics)
+        logged.update(f"{name}{suffix}" for name in names_of_monitors for suffix in suffixes)
+        for name in self._required_names:
+            if name in logged:
+                continue
+            if strip_loader_suffix(name) in names_of_monitors:
+                raise ValueError(self._describe_missing(trainer, name, logged))
+            # With several dataloaders, or in a training step, it may be logged later.
+            if len(suffixes) == 1 and not name.startswith("train"):
+                rank_zero_warn(self._describe_missing(trainer, name, logged), UserWarning)
 
     def _describe_missing(self, trainer: Any, name: str, logged: set[str]) -> str:
         if _find_scalar(name) is not None and not find_monitors(trainer):
@@ -223,186 +223,166 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     # Saving
 
     def _save_topk_checkpoint(self, trainer: Any, monitor_candidates: dict[str, Tensor]) -> None:
-        if not self._are_weights_measured(trainer):
-            return
-        for name in self._required_names:
-            if name not in monitor_candidates:
-                raise ValueError(self._describe_missing(trainer, name, set(monitor_candidates)))
-        point = self._make_point(trainer, monitor_candidates)
-        values = {**point.disclosure, self.utility: point.utility}
-        if not all(map(math.isfinite, values.values())):
-            described = ", ".join(f"{name} is {value}" for name, value in values.items())
-            rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {described}.", UserWarning)
-            return
-        old_front = self.pareto_front
-        self._front.record(point)
-        is_new = point in self.pareto_front
+        """Record a validation, and save its weights if they are the best within the budget."""
+        if self._are_weights_measured(trainer):
+            for name in self._required_names:
+                if name not in monitor_candidates:
+                    raise ValueError(self._describe_missing(trainer, name, set(monitor_candidates)))
+            validation = self._read_validation(monitor_candidates)
+            # All processes must choose the same one, also where one of them has logged a value of its own.
+            validation = trainer.strategy.broadcast(validation)
+            self.history.append(validation)
+            self._has_new_points = True
+            self._warn_if_not_finite(validation)
+            self._forget_chosen_if_missing(trainer)
+            if validation.is_within_budget and math.isfinite(validation.utility):
+                monitor_candidates[self.utility] = torch.tensor(validation.utility)
+                super()._save_topk_checkpoint(trainer, monitor_candidates)
+        # Lightning writes the last checkpoint only after a step of which something was saved. It is due in any case.
+        self._last_global_step_saved = trainer.global_step
+
+    def _update_best_and_save(self, current: Tensor, trainer: Any, monitor_candidates: dict[str, Tensor]) -> None:
         # Before saving, because the file also holds this state.
-        self._set_kept_points(self.pareto_front)
-        if is_new:
-            self.current_score = torch.tensor(point.utility)
-            self._save_checkpoint(trainer, point.path)
-        # The order matters: if the process dies here, the front must not name a file that was removed.
-        if trainer.is_global_zero:
-            self._fs.makedirs(self.dirpath, exist_ok=True)  # the folder may not exist before the first save
-            path = f"{self.dirpath}/{self._front_file}.json"
-            with self._fs.open(f"{path}.tmp", "w") as file:
-                file.write(self._front.to_json(str(self.dirpath), self.utility))
-            self._fs.mv(f"{path}.tmp", path)
-        for other in old_front:
-            if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, point.path):
-                self._remove_checkpoint(trainer, other.path)
-        self._log_front(trainer, is_new)
+        self.chosen = self.history[-1]
+        super()._update_best_and_save(current, trainer, monitor_candidates)
+        self._draw_history(trainer)
 
     def _are_weights_measured(self, trainer: Any) -> bool:
         """Return whether the logged values belong to the current weights."""
-        if trainer.enable_validation and self._validated_at != trainer.global_step:
+        if trainer.enable_validation and self._validated_at_step != trainer.global_step:
             return False
-        return all(
-            monitor.history and monitor.history[-1]["step"] == trainer.global_step
-            for monitor in find_monitors(trainer)
-            if any(name.startswith(f"{monitor.prefix}/") for name in self._required_names)
+        for monitor in find_monitors(trainer):
+            for name in map(strip_loader_suffix, self._required_names):
+                if name in monitor.logged_names and not monitor.was_due(trainer, name):
+                    return False
+        return True
+
+    def _read_validation(self, logged: Mapping[str, Tensor]) -> Validation:
+        missing = torch.tensor(math.nan)
+        privacy = float(logged[self.privacy])
+        limited = float(logged[self._limited_name])
+        return Validation(
+            epoch=int(logged["epoch"]),
+            step=int(logged["step"]),
+            privacy=privacy,
+            low=float(logged.get(self._low_name, missing)),
+            high=float(logged.get(self._high_name, missing)),
+            utility=float(logged[self.utility]),
+            is_within_budget=math.isfinite(privacy) and limited <= self.budget,
         )
 
-    def _make_point(self, trainer: Any, candidates: dict[str, Tensor]) -> ParetoPoint:
-        disclosure = {name: _max_with_reversed(name, self._compared_suffix, candidates) for name in self.budgets}
-        intervals = {
-            name: [_max_with_reversed(name, end, candidates) for end in CI_SUFFIXES]
-            for name in self.budgets
-            if all(insert_before_loader_suffix(name, end) in candidates for end in CI_SUFFIXES)
-        }
-        epoch, step, utility = int(candidates["epoch"]), int(candidates["step"]), float(candidates[self.utility])
-        path = self._get_metric_interpolated_filepath_name(candidates, trainer)
-        # All processes must save the same point, also where one of them has logged a value of its own.
-        point: ParetoPoint = trainer.strategy.broadcast(ParetoPoint(epoch, step, disclosure, utility, path, intervals))
-        return point
-
-    def _log_front(self, trainer: Any, has_changed: bool) -> None:
-        # The step of the scalars of the last validation; at the end of an epoch the Trainer has counted further.
-        step = self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
-        if (chosen := self.chosen) is not None:
-            values = (*chosen.disclosure.values(), chosen.utility)
-            log_scalars(trainer, dict(zip(self.chosen_value_tags, values, strict=True)), step)
-        # A monitor has warned of a missing matplotlib.
-        writers = figure_writers(trainer) if has_changed and find_spec("matplotlib") else []
-        if not writers:
+    def _warn_if_not_finite(self, validation: Validation) -> None:
+        value_of_name = {self.privacy: validation.privacy, self.utility: validation.utility}
+        if self.confidence is not None:
+            value_of_name[self._high_name] = validation.high
+        is_finite = all(math.isfinite(value) for value in value_of_name.values())
+        if is_finite or self._has_warned_of_nan:
             return
-        from vpmetrics.plotting.system_plots import draw_pareto_front
-        from vpmetrics.report.figures import CARD
+        self._has_warned_of_nan = True
+        described = ", ".join(f"{name} is {value:.3g}" for name, value in value_of_name.items())
+        rank_zero_warn(
+            f"PrivacyCheckpoint cannot choose epoch {validation.epoch}: {described}. Further epochs of this kind are "
+            "left out without a warning.",
+            UserWarning,
+        )
 
-        for name, budget in self.budgets.items():
-            kept, measured, choice = (
-                [(point.disclosure[name], point.utility) for point in points]
-                for points in (self._front.kept, self._front.measured, [chosen] if chosen else [])
-            )
-            entry, label = _find_scalar(name), insert_before_loader_suffix(name, self._compared_suffix)
-            labels = f"{label}, {entry.unit.name}" if entry and entry.unit.name else label, self.utility
-            ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
-            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.make_axes()[0], ends)
-            for write in writers:
-                write(f"{suffix_first_component(name, '_figures')}/pareto_front", figure, step)
+    def _forget_chosen_if_missing(self, trainer: Any) -> None:
+        """Notice that the chosen checkpoint was removed, so that no attribute names a file that is not there."""
+        if self.chosen is None or self.file_exists(self.best_model_path, trainer):
+            return
+        rank_zero_warn(
+            f"PrivacyCheckpoint no longer finds its best checkpoint, {self.best_model_path}, of epoch "
+            f"{self.chosen.epoch}. It chooses among later epochs only.",
+            UserWarning,
+        )
+        self.chosen = None
+        self.best_k_models = {}
+        self.best_model_path = ""
+        self.best_model_score = None
+        self.kth_best_model_path = ""
 
-    def _set_kept_points(self, points: Sequence[ParetoPoint]) -> None:
-        """Replace the kept points, and set the attributes of ``ModelCheckpoint`` accordingly."""
-        self._front.kept = list(points)
-        chosen = self.chosen
-        self.best_k_models = {point.path: torch.tensor(point.utility) for point in points}
-        self.best_model_path = "" if chosen is None else chosen.path
-        self.best_model_score = None if chosen is None else torch.tensor(chosen.utility)
+    # Start and end of a training
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget a checkpoint of a resumed run that is no longer on disk."""
+        super().on_train_start(trainer, pl_module)
+        self._forget_chosen_if_missing(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Warn if no checkpoint is within the budget, or if there is none."""
+        """Draw the history; warn if no checkpoint is within the budget."""
         super().on_train_end(trainer, pl_module)
-        if not self.pareto_front and not trainer.fast_dev_run:
-            rank_zero_warn("PrivacyCheckpoint saved nothing: no epoch has all the values it monitors.", UserWarning)
-        elif self.pareto_front and not self.within_budget:
+        if trainer.fast_dev_run:
+            return
+        self._forget_chosen_if_missing(trainer)
+        self._draw_history(trainer)
+        if not self.history:
+            rank_zero_warn("PrivacyCheckpoint chose nothing: no epoch has all the values it monitors.", UserWarning)
+        elif not any(validation.is_within_budget for validation in self.history):
+            finite = [row for row in self.history if math.isfinite(row.privacy)]
+            closest = min(finite, key=lambda row: row.privacy, default=self.history[-1])
             rank_zero_warn(
-                f"No checkpoint is within the budget {self.budgets}; `best_model_path` is that of least disclosure.",
+                f"No epoch is within the budget of {self.budget:g} for {self._limited_name}, so there is no best "
+                f"checkpoint. The least {self.privacy} was {closest.privacy:.3g}, in epoch {closest.epoch}.",
                 UserWarning,
             )
+
+    def _draw_history(self, trainer: Any) -> None:
+        """Write the figure of utility over disclosure, if validations were added since the last one."""
+        # A monitor has warned of a missing matplotlib.
+        writers = figure_writers(trainer) if self._has_new_points and find_spec("matplotlib") else []
+        self._has_new_points = False
+        if not writers:
+            return
+        from vpmetrics.plotting.system_plots import draw_utility
+        from vpmetrics.report.figures import CARD
+
+        entry = _find_scalar(self.privacy)
+        key = last_component(self.privacy) if entry is None else entry.key
+        rows = [("validation", row) for row in self.history]
+        if self.chosen is not None:
+            rows.append((f"chosen, epoch {self.chosen.epoch}", self.chosen))
+        points = []
+        for label, row in rows:
+            scalars = {key: row.privacy, f"{key}{CI_SUFFIXES[0]}": row.low, f"{key}{CI_SUFFIXES[1]}": row.high}
+            points.append((label, scalars, row.utility))
+        (ax,) = CARD.make_axes()
+        figure, _ = draw_utility(points, self.utility, self.mode == "min", ax, key=key, budget=self.budget)
+        # The step of the scalars of the last validation: at the end of an epoch the Trainer has counted further.
+        for write in writers:
+            write(f"{suffix_first_component(self.privacy, '_figures')}/utility", figure, self._logged_at_step)
 
     # Resumed runs
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run continues from; paths are relative to the folder, which may be moved."""
-        folder = str(self.dirpath)
+        """Return what a resumed run continues from."""
         return {
             **super().state_dict(),
-            "monitored": self._settings_to_match,
-            "pareto_front": [
-                {**point._asdict(), "path": relative_path(folder, point.path)} for point in self._front.kept
-            ],
-            "measured": [point._replace(path="")._asdict() for point in self._front.measured],
-            "dirpath": folder,
-            "last_model_path": relative_path(folder, self.last_model_path),
+            "history": [asdict(validation) for validation in self.history],
+            "chosen": None if self.chosen is None else asdict(self.chosen),
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Load the state of a checkpoint whose folder or budgets differ; Lightning loads only that of the same key."""
-        # Loading weights for a test keeps the front of the training after these weights.
-        self._is_resuming = trainer.state.fn == "fit" or not self.pareto_front
-        # Not `Path`, which would change the address of a bucket.
-        self._resumed_folder = posixpath.dirname(str(trainer.ckpt_path or ""))
-        states = checkpoint.get("callbacks", {})
-        if self.state_key in states:
-            return
-        others = {callback.state_key for callback in trainer.checkpoint_callbacks}
-        resumable = [
-            state
-            for key, state in states.items()
-            if key not in others and isinstance(state, dict) and state.get("monitored") == self._settings_to_match
-        ]
-        if len(resumable) == 1:
-            self.load_state_dict(resumable[0])
-        elif resumable:
-            rank_zero_warn(
-                f"The checkpoint holds the states of {len(resumable)} PrivacyCheckpoints, none with these budgets and "
-                "this folder; the front starts empty.",
-                UserWarning,
-            )
+        """Decide whether to load the state: not where weights are loaded only for a test after a training."""
+        self._is_resuming = trainer.state.fn == "fit" or not self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from where a run stopped; checkpoints in another folder stay in the front."""
+        """Continue from where a run stopped."""
         if self._is_resuming:
-            folders = [folder for folder in (self.dirpath, self._resumed_folder, state_dict["dirpath"]) if folder]
-            self._front.measured = [ParetoPoint(**point) for point in state_dict["measured"]]
-            kept = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
-            self._set_kept_points([point._replace(path=self._resolve_path(point.path, folders)) for point in kept])
-            last = self._resolve_path(state_dict["last_model_path"], folders)
-            if posixpath.dirname(last) == self.dirpath:  # in another folder it must not be overwritten
-                self.last_model_path = last
+            super().load_state_dict(state_dict)
+            self.history = [Validation(**row) for row in state_dict["history"]]
+            self.chosen = None if state_dict["chosen"] is None else Validation(**state_dict["chosen"])
+            if self.chosen is not None:
+                # Also from another folder, where Lightning would let any later epoch replace it.
+                self.best_model_score = torch.tensor(self.chosen.utility)
+                self.best_k_models = {self.best_model_path: self.best_model_score}
+                self.kth_best_model_path = self.best_model_path
         self._is_resuming = True
-
-    def _resolve_path(self, path: str, folders: Sequence[Any]) -> str:
-        """Return the path in the first of the folders that holds such a file, else the path as it is."""
-        # The path of a file in another folder is absolute.
-        candidates = [*(f"{folder}/{path}" for folder in folders), path]
-        return next((candidate for candidate in candidates if self._fs.exists(candidate)), path)
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop from the front the checkpoints that are no longer on disk."""
-        super().on_train_start(trainer, pl_module)
-        existing = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
-        if len(existing) < len(self.pareto_front):
-            rank_zero_warn(
-                f"PrivacyCheckpoint finds {len(existing)} of the {len(self.pareto_front)} checkpoints it kept, in "
-                f"{self.dirpath} and elsewhere; the others leave the front.",
-                UserWarning,
-            )
-        self._set_kept_points(existing)
 
 
 def insert_before_loader_suffix(name: str, suffix: str) -> str:
     """Return a logged name with a suffix after its key, and before the suffix of its dataloader."""
     plain = strip_loader_suffix(name)
     return f"{plain}{suffix}{name.removeprefix(plain)}"
-
-
-def _max_with_reversed(name: str, suffix: str, candidates: Mapping[str, Tensor]) -> float:
-    """Return a disclosure, or an end of its interval: the larger one where both directions of scores are logged."""
-    names = [insert_before_loader_suffix(name, end) for end in (suffix, f"_reversed{suffix}")]
-    both = [float(candidates[each]) for each in names if each in candidates]
-    return torch.tensor(both, dtype=torch.float64).max().item()  # the built-in `max` would hide NaN
 
 
 def _find_scalar(name: str) -> Scalar | None:
@@ -413,27 +393,23 @@ def _find_scalar(name: str) -> Scalar | None:
         return None
 
 
-def _resolve_budgets(privacy: Any, budget: Any) -> dict[str, float]:
-    """Return the budget of each name, from the arguments of :class:`PrivacyCheckpoint`."""
-    if isinstance(privacy, Mapping):
-        if budget is not None:
-            raise ValueError("Expected no `budget` with a dictionary `privacy`, which holds the budgets.")
-        names, values = list(privacy), list(privacy.values())
-    else:
-        names = [privacy] if isinstance(privacy, str) else privacy
-        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"Expected `privacy` to be a name, several, or names with budgets, but got {privacy!r}.")
-        budget = 0.05 if budget is None and len(names) == 1 else budget
-        values = list(budget) if isinstance(budget, Sequence) else [budget]
-    if not names or len(names) != len(values) or len(set(names)) != len(names):
-        raise ValueError(f"Expected one `budget` for each name in `privacy`, but got {values} for {list(names)}.")
-    for name, value in zip(names, values, strict=True):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise ValueError(f"Expected `budget` to be a finite number of at least 0, but got {value!r} for {name!r}.")
-        entry = _find_scalar(name)
-        if entry is not None and entry.direction != "low":
-            raise ValueError(
-                f"Expected `privacy` to name a disclosure, of which less is better, such as 'disclosure', but "
-                f"got {name!r}."
-            )
-    return {name: float(value) for name, value in zip(names, values, strict=True)}
+def _check_name(argument: str, name: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"Expected `{argument}` to be the name of a logged value, but got {name!r}.")
+
+
+def _check_budget(privacy: str, budget: Any) -> None:
+    """Raise where a budget is no number, or limits a value of which less is not better."""
+    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if not is_number or not 0 <= budget < math.inf:
+        raise ValueError(f"Expected `budget` to be a finite number of at least 0, but got {budget!r}.")
+    entry = _find_scalar(privacy)
+    if entry is None:
+        return
+    if entry.direction != "low":
+        raise ValueError(
+            "Expected `privacy` to name a disclosure, of which less is better, such as 'val/privacy/disclosure', but "
+            f"got {privacy!r}."
+        )
+    if entry.unit == PERCENT and budget > 1:
+        raise ValueError(f"Expected `budget` to be a share, such as 0.05 for 5 %, but got {budget!r} for {privacy!r}.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._scores.registry import add_interval_keys, headline_keys, scalar_keys
+from vpmetrics._scores.registry import CI_SUFFIXES, add_interval_keys, required_families, scalar, scalar_keys
+from vpmetrics._util.distributed import raise_on_all_ranks
 from vpmetrics._util.dtypes import read_numbers
 from vpmetrics._util.scalar import check_scalar_names, strip_loader_suffix
 from vpmetrics._util.validation import check_whole_number
@@ -26,23 +28,21 @@ from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, read_unskipped_outputs, resolve_keys
 from vpmetrics.lightning.trainers import (
     CallbackBase,
-    chart_layout,
     figure_writers,
     loader_suffixes,
-    log_scalars,
     logging_step,
     rank_zero_loggers,
     suffix_first_component,
     warn_of_spawned_processes,
-    write_charts,
-    write_hyperparameters,
 )
-from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
 from vpmetrics.report.verdict import FAILED
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
 _OBSERVED = ("original", "protected", "speakers", "sessions")  # arguments of VoicePrivacy.observe
+CONDITIONS_SUFFIX = "_conditions"  # of the prefix, for the numbers of one condition
+_EXPENSIVE_FAMILIES = frozenset({"attack", "attacked_population", "headline", "worst"})
 
 
 class PrivacyMonitor(CallbackBase):
@@ -50,25 +50,22 @@ class PrivacyMonitor(CallbackBase):
 
     ``validation_step`` (and ``test_step``) returns a dictionary that holds, besides anything else, the embeddings of a
     batch before and after protection, and the speakers. The monitor accumulates them in a
-    :class:`vpmetrics.VoicePrivacy` and logs its scalars as ``<prefix>/<key>``, so that the progress bar,
-    ``EarlyStopping`` and ``ModelCheckpoint(monitor="val/privacy/disclosure")`` see them. In ``trainer.test``
-    a prefix that begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several
-    dataloaders are measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do.
-
-    Loggers show at most 25 scalars under these names, and all others as ``val_details/privacy/<key>``. TensorBoard's
-    custom scalars join attacks, conditions, and values with their intervals. TensorBoard, Weights & Biases, MLflow and
-    Comet get figures, as ``val_figures/privacy/<figure>``. TensorBoard's table of saved hyperparameters shows the
-    logged scalars; give the logger ``default_hp_metric=False`` for that.
+    :class:`vpmetrics.VoicePrivacy` and logs its scalars, so that the progress bar, ``EarlyStopping`` and
+    ``ModelCheckpoint(monitor="val/privacy/disclosure")`` see them: as ``<prefix>/<key>`` those of the whole system, and
+    as ``<prefix>_conditions/<key>`` those of one condition, such as ``op_d_ece``. In ``trainer.test`` a prefix that
+    begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several dataloaders are
+    measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do. TensorBoard, Weights &
+    Biases, MLflow and Comet get figures, as ``val_figures/privacy/<figure>``.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``. Under a distributed
     strategy every process logs the value of all processes together; strategies that spawn are not supported. A
     distributed sampler repeats utterances to fill its last batch: return ``utterances``, so that they count once. The
     sanity check finds mistakes in what a step returns, and is neither logged nor kept.
 
-    In epochs that ``every_n_epochs`` leaves out nothing is logged, and former values are removed from
-    ``trainer.callback_metrics``; ``EarlyStopping`` passes over these epochs. A scheduler that monitors one of these
-    names needs the same ``frequency``. The Trainer's profiler shows the time as ``[Callback]PrivacyMonitor.embed``,
-    ``.compute`` and ``.figures``.
+    In an epoch that is not measured nothing is logged, and former values are removed from
+    ``trainer.callback_metrics``. ``EarlyStopping`` and :class:`PrivacyCheckpoint` pass over such an epoch.
+    ``ModelCheckpoint`` and a scheduler that monitor one of these names need the same frequency. The Trainer's profiler
+    shows the time as ``[Callback]PrivacyMonitor.embed``, ``.compute`` and ``.figures``.
 
     Args:
         prefix: First part of the names of the logged scalars.
@@ -83,7 +80,10 @@ class PrivacyMonitor(CallbackBase):
             ``metrics`` and ``intervals``.
         intervals: Confidence level, such as 0.95: also logs ``<key>_low`` and ``<key>_high``.
         every_n_epochs: Epochs from one measurement to the next.
-        figures_every_n_epochs: Epochs from one set of figures to the next, besides first and last; None for none.
+        report_every_n_epochs: Epochs from one measurement of everything to the next. Between them only the cheap keys
+            are logged: those that need neither an attack nor conversations. Attributes and figures belong to reports.
+        figures_every_n_epochs: Epochs from one set of figures to the next, besides the first and the last report; None
+            for none.
         encoder: The attacker's speaker encoder, see :func:`vpmetrics.audio.as_encoder`. With it, ``original`` and
             ``protected`` are audio: tensors ``(B, ..., T)``, or lists of tensors ``(..., T)`` that are each as long as
             their utterance. Padded tensors need ``lengths`` in ``keys``, integers ``(B,)``. The encoder is frozen, kept
@@ -131,6 +131,7 @@ class PrivacyMonitor(CallbackBase):
         suite: VoicePrivacy | None = None,
         intervals: float | None = None,
         every_n_epochs: int = 1,
+        report_every_n_epochs: int = 1,
         figures_every_n_epochs: int | None = 5,
         encoder: Any = None,
         sample_rate: int | None = None,
@@ -140,11 +141,9 @@ class PrivacyMonitor(CallbackBase):
         prog_bar: Sequence[str] = ("disclosure", "deid"),
     ) -> None:
         super().__init__()
-        if not isinstance(prefix, str):
-            raise TypeError(f"Expected `prefix` to be a string, but got {type(prefix).__name__}.")
-        if not prefix or prefix != prefix.strip("/ ") or "/dataloader_idx_" in prefix:
-            raise ValueError(f"Expected `prefix` to be a name such as 'val/privacy', but got {prefix!r}.")
+        _check_prefix(prefix)
         check_whole_number("every_n_epochs", every_n_epochs, least=1)
+        check_whole_number("report_every_n_epochs", report_every_n_epochs, least=1)
         if figures_every_n_epochs is not None:
             check_whole_number("figures_every_n_epochs", figures_every_n_epochs, least=1)
         if suite is None:
@@ -153,64 +152,134 @@ class PrivacyMonitor(CallbackBase):
             raise TypeError(f"Expected `suite` to be a VoicePrivacy or None, but got {type(suite).__name__}.")
         elif metrics != "headline" or intervals is not None:
             raise ValueError("Expected neither `metrics` nor `intervals` with `suite`, which has its own.")
-        self.prefix, self.suite, self.intervals = prefix, suite, suite.intervals
-        test_prefix = _VALIDATION.sub("test", prefix)
-        self._test_prefix = f"test/{prefix}" if test_prefix == prefix else test_prefix
-        self.every_n_epochs, self.figures_every_n_epochs = every_n_epochs, figures_every_n_epochs
+        self.prefix = prefix
+        self.suite = suite
+        self.intervals = suite.intervals
+        self.every_n_epochs = every_n_epochs
+        self.report_every_n_epochs = report_every_n_epochs
+        self.figures_every_n_epochs = figures_every_n_epochs
         self.watch_training = watch_training
+        self.attributes = dict(attributes or {})
         self._keys = resolve_keys(keys, encoder is not None)
         self._encoder = None if encoder is None else FrozenEncoder(encoder, sample_rate, encoder_dtype)
-        # Whether a function returns sessions is not known before the first batch.
-        may_have_sessions = (False, True) if callable(self._keys) else ("sessions" in self._keys,)
-        logged = dict.fromkeys(key for has_sessions in may_have_sessions for key in suite._requested_keys(has_sessions))
-        self.metrics = tuple(logged) if self.intervals is None else tuple(add_interval_keys(logged))
+        test_prefix = _VALIDATION.sub("test", prefix)
+        self._test_prefix = f"test/{prefix}" if test_prefix == prefix else test_prefix
+        self.metrics = self._list_logged_keys()
         """Keys of the suite that are logged where they are defined."""
-        headline = {key for has_sessions in may_have_sessions for key in headline_keys(True, has_sessions)}
-        self.main_metrics = tuple(key for key in logged if not isinstance(suite.metrics, str) or key in headline)
-        """Those of them that loggers show first."""
         known_keys = scalar_keys(tuple(CONDITIONS), has_attacks=True, has_sessions=True, sizes=suite.sizes)
         self.prog_bar = check_scalar_names("prog_bar", prog_bar, known_keys)
         self.history: list[dict[str, float]] = []
-        self.attributes = dict(attributes or {})
-        # By stage and dataloader, or by dataloader alone.
-        self._suites: dict[tuple[str, int], VoicePrivacy] = {}
-        self._attribute_metrics: dict[int, AttributeDisclosure] = {}
-        self._row_counts: dict[int, Tensor] = {}  # all rows, and those that are not finite on each side
-        self._pending_figures: dict[int, Callable[[], None]] = {}
-        self._tags: dict[str, dict[str, str]] = {}  # of each key in loggers, by the suffix of a dataloader
-        self._warned_checks: set[tuple[str, str]] = set()
-        self._can_draw = self._has_charts = self._has_observed = False
-        self._is_measuring = self._is_resuming = True
+        self._suites: dict[tuple[str, int], VoicePrivacy] = {}  # by stage and dataloader
+        self._cheap_suites: dict[int, VoicePrivacy] = {}  # by dataloader
+        self._attribute_metrics: dict[int, AttributeDisclosure] = {}  # by dataloader
+        self._row_counts: dict[int, Tensor] = {}  # by dataloader: all rows, and those not finite on each side
+        self._pending_figures: dict[int, Callable[[], None]] = {}  # by dataloader
+        self._due_keys: tuple[str, ...] = ()
+        self._measured_at_step = -1
+        self._num_measurements = 0
+        self._held_error: Exception | None = None
+        self._given_warnings: set[str] = set()
+        self._can_draw = False
+        self._has_observed = False
+        self._is_resuming = True
+
+    def _list_logged_keys(self) -> tuple[str, ...]:
+        """Return the keys of the suite, with and without sessions where a function ``keys`` may return either."""
+        may_have_sessions = (False, True) if callable(self._keys) else ("sessions" in self._keys,)
+        keys: dict[str, None] = {}
+        for has_sessions in may_have_sessions:
+            keys.update(dict.fromkeys(self.suite._requested_keys(has_sessions)))
+        return tuple(keys) if self.intervals is None else tuple(add_interval_keys(keys))
 
     @property
     def state_key(self) -> str:
         """Name of this callback's state in a checkpoint."""
         return self._generate_state_key(prefix=self.prefix)
 
+    # Names of what is logged
+
     @property
     def logged_names(self) -> tuple[str, ...]:
         """Names of the scalars of a validation; with several dataloaders, without their suffix."""
-        return tuple(f"{self.prefix}/{key}" for key in self.metrics)
+        return tuple(name_of_key(self.prefix, key) for key in self.metrics)
+
+    def owns_name(self, name: str) -> bool:
+        """Return whether a logged name begins with the prefix of this monitor."""
+        return name.startswith((f"{self.prefix}/", f"{self.prefix}{CONDITIONS_SUFFIX}/"))
+
+    def count_epochs_between(self, name: str) -> int:
+        """Return how many epochs lie between two measurements of a logged name."""
+        cheap_names = [name_of_key(self.prefix, key) for key in select_cheap_keys(self.metrics)]
+        if name in cheap_names:
+            return self.every_n_epochs
+        return math.lcm(self.every_n_epochs, self.report_every_n_epochs)
+
+    def was_due(self, trainer: Any, name: str) -> bool:
+        """Return whether the validation of the current weights had to measure a logged name."""
+        due_names = [name_of_key(self.prefix, key) for key in self._due_keys]
+        return name in due_names and self._measured_at_step == trainer.global_step
+
+    # Start of a run
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Raise if the module trains the encoder; prepare figures; let early stopping skip unmeasured epochs."""
+        """Raise if the module trains the encoder, or a checkpoint monitors what is not always measured."""
         warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history` and what attackers observed")
-        self._tags, self._has_charts = {}, False
-        self._warned_checks.clear()
+        self._given_warnings.clear()
+        self._num_measurements = 0
+        self._held_error = None
         if self._encoder is not None:
             self._encoder.check_is_untrained(pl_module.parameters())
         if stage != "predict" and self.figures_every_n_epochs is not None:
             missing = _find_what_figures_lack(trainer)
             self._can_draw = not missing
             if missing:
-                rank_zero_warn(f"PrivacyMonitor draws no figures: {missing}.", UserWarning)
+                self._warn_once(f"PrivacyMonitor draws no figures: {missing}.")
+        if stage == "fit":
+            self._check_model_checkpoints(trainer)
+            self._warn_if_training_is_too_short(trainer)
         # Where it is strict, early stopping raises in the epochs that are not measured.
         for stopping in trainer.early_stopping_callbacks:
-            if self.every_n_epochs > 1 and strip_loader_suffix(stopping.monitor) in self.logged_names:
+            name = strip_loader_suffix(stopping.monitor)
+            if name in self.logged_names and self.count_epochs_between(name) > 1:
                 stopping.strict = False
         # Every process logs the value of all processes, which Lightning cannot know.
         prefixes = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
-        warnings.filterwarnings("ignore", message=rf"It is recommended to use `self.log\('(?:{prefixes})/")
+        message = rf"It is recommended to use `self.log\('(?:{prefixes})(?:{CONDITIONS_SUFFIX})?/"
+        warnings.filterwarnings("ignore", message=message)
+
+    def _check_model_checkpoints(self, trainer: Any) -> None:
+        """Raise for a checkpoint that would look for a value in an epoch that does not measure it."""
+        for checkpoint in trainer.checkpoint_callbacks:
+            name = strip_loader_suffix(checkpoint.monitor or "")
+            if name not in self.logged_names or getattr(checkpoint, "passes_over_unmeasured_epochs", False):
+                continue
+            epochs = self.count_epochs_between(name)
+            epochs_between_looks = math.lcm(trainer.check_val_every_n_epoch or 1, checkpoint._every_n_epochs or 1)
+            if epochs_between_looks % epochs:
+                raise ValueError(
+                    f"{type(checkpoint).__name__} monitors {name!r}, which PrivacyMonitor measures every {epochs} "
+                    f"epochs only; it would raise in the first epoch. Give it `every_n_epochs={epochs}`, give "
+                    f"`check_val_every_n_epoch={epochs}` to the Trainer, or use PrivacyCheckpoint, which passes over "
+                    "epochs that are not measured."
+                )
+
+    def _warn_if_training_is_too_short(self, trainer: Any) -> None:
+        """Warn if no epoch of the training will be measured."""
+        if not trainer.max_epochs or trainer.max_epochs < 0:
+            return
+        epochs_between_validations = trainer.check_val_every_n_epoch or 1
+        options = {"every_n_epochs": self.every_n_epochs}
+        if len(select_cheap_keys(self.metrics)) < len(self.metrics):
+            options["report_every_n_epochs"] = math.lcm(self.every_n_epochs, self.report_every_n_epochs)
+        for option, epochs in options.items():
+            first = math.lcm(epochs, epochs_between_validations)
+            if first > trainer.max_epochs:
+                what = "nothing" if option == "every_n_epochs" else "neither attacks nor conversations"
+                self._warn_once(
+                    f"PrivacyMonitor will measure {what}: with `{option}={getattr(self, option)}` the first time is "
+                    f"after epoch {first}, and the training has {trainer.max_epochs} epochs."
+                )
+                return
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Let attackers forget what they observed of earlier weights."""
@@ -222,16 +291,18 @@ class PrivacyMonitor(CallbackBase):
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Remove logged values of an earlier epoch, which must not count again; start a measurement if one is due."""
-        for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
-            del trainer.callback_metrics[name]
-        is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        self._is_measuring = is_due or trainer.sanity_checking or trainer.state.fn != "fit"
-        if not self._is_measuring:
+        for name in list(trainer.callback_metrics):
+            if self.owns_name(name):
+                del trainer.callback_metrics[name]
+        self._due_keys = self._choose_due_keys(trainer)
+        if not self._due_keys:
             return
-        for of_last_measurement in (self._pending_figures, self._row_counts, self._attribute_metrics):
-            of_last_measurement.clear()
+        self._pending_figures.clear()
+        self._row_counts.clear()
+        self._attribute_metrics.clear()
         # The module may have moved to another device.
         self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
+        self._cheap_suites.clear()
         for suite in self._suites.values():
             suite.reset()  # drop rows that an interrupted validation may have left
         if self._encoder is not None:
@@ -239,14 +310,31 @@ class PrivacyMonitor(CallbackBase):
 
     on_test_epoch_start = on_validation_epoch_start
 
+    def _choose_due_keys(self, trainer: Any) -> tuple[str, ...]:
+        """Return the keys that this validation measures."""
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return self.metrics
+        epoch_number = trainer.current_epoch + 1
+        if epoch_number % self.every_n_epochs:
+            return ()
+        if epoch_number % self.report_every_n_epochs:
+            return select_cheap_keys(self.metrics)
+        return self.metrics
+
+    @property
+    def _is_report_due(self) -> bool:
+        return self._due_keys == self.metrics
+
     # Every batch
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Let attackers learn from what a training step returned."""
-        if not self.watch_training:
+        if not self.watch_training or self._held_error is not None:
             return
-        arguments = self._read_arguments(trainer, pl_module, outputs, "training_step")
-        if arguments is not None:
+        with self._hold_error_if_distributed(trainer):
+            arguments = self._read_arguments(trainer, pl_module, outputs, "training_step")
+            if arguments is None:
+                return
             observed = {name: arguments[name] for name in _OBSERVED if name in arguments}
             with self._explain_errors("training_step"):
                 for loader in loader_suffixes(trainer) or (0,):
@@ -257,34 +345,47 @@ class PrivacyMonitor(CallbackBase):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Accumulate what a step returned."""
-        if not self._is_measuring:
+        if not self._due_keys or self._held_error is not None:
             return
         stage, step_name = ("test", "test_step") if trainer.testing else ("val", "validation_step")
-        arguments = self._read_arguments(trainer, pl_module, outputs, step_name)
-        if arguments is None:
-            return
-        with self._explain_errors(step_name):
-            self._suite_of_loader(stage, dataloader_idx, pl_module).update(**arguments)
-            if self.attributes:
-                self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
-        # Kept on the device: only the total is read after the last batch, because each reading forces a GPU sync.
-        rows = torch.tensor(len(arguments["speakers"]), device=pl_module.device)
-        sides = [arguments.get(side) for side in SIDES]
-        broken = [rows * 0 if side is None else (~side.isfinite()).flatten(1).any(1).sum() for side in sides]
-        self._row_counts[dataloader_idx] = torch.stack([rows, *broken]) + self._row_counts.get(dataloader_idx, 0)
+        with self._hold_error_if_distributed(trainer):
+            arguments = self._read_arguments(trainer, pl_module, outputs, step_name)
+            if arguments is None:
+                return
+            with self._explain_errors(step_name):
+                self._suite_of_measurement(stage, dataloader_idx, pl_module).update(**arguments)
+                if self.attributes and self._is_report_due:
+                    self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
+            # Kept on the device: only the total is read after the last batch, because each reading forces a GPU sync.
+            counts = _count_rows(arguments, pl_module.device)
+            self._row_counts[dataloader_idx] = counts + self._row_counts.get(dataloader_idx, 0)
 
     on_test_batch_end = on_validation_batch_end
 
+    @contextmanager
+    def _hold_error_if_distributed(self, trainer: Any) -> Iterator[None]:
+        """Keep an error of one of several ranks: raised at once, it would leave the others waiting for this one."""
+        try:
+            yield
+        except Exception as error:
+            if trainer.world_size == 1:
+                raise
+            self._held_error = error
+
+    def _raise_held_errors(self, trainer: Any) -> None:
+        """Raise on all ranks if one of them holds an error. Every rank must call this before its next collective."""
+        held_error = self._held_error
+        self._held_error = None
+        raise_on_all_ranks(held_error)
+
     def _update_attributes(self, loader: int, pl_module: Any, arguments: dict[str, Any], outputs: Any) -> None:
-        missing = [key for key in self.attributes.values() if not isinstance(outputs, Mapping) or key not in outputs]
-        if missing:
-            raise ValueError(f"Expected the step to return {missing[0]!r}, a label of each row, for `attributes`.")
-        if loader not in self._attribute_metrics:
-            metric = AttributeDisclosure(tuple(self.attributes), validate_args=False)
-            self._attribute_metrics[loader] = metric.to(pl_module.device)
-        labels = {name: outputs[key] for name, key in self.attributes.items()}
-        sides = arguments["original"], arguments["protected"]
-        self._attribute_metrics[loader].update(*sides, arguments["speakers"], labels)
+        labels = {}
+        for name, key in self.attributes.items():
+            if not isinstance(outputs, Mapping) or key not in outputs:
+                raise ValueError(f"Expected the step to return {key!r}, a label of each row, for `attributes`.")
+            labels[name] = outputs[key]
+        metric = self._attribute_metric_of_loader(loader, pl_module)
+        metric.update(arguments["original"], arguments["protected"], arguments["speakers"], labels)
 
     @contextmanager
     def _explain_errors(self, step_name: str) -> Iterator[None]:
@@ -292,9 +393,11 @@ class PrivacyMonitor(CallbackBase):
         try:
             yield
         except (TypeError, ValueError) as error:
-            keys = "" if callable(self._keys) else tuple(self._keys.values())
-            source = f" `keys` reads them from {keys} of the dictionary." if keys else ""
-            raise type(error)(f"PrivacyMonitor cannot use what `{step_name}` returned. {error}{source}") from error
+            source = ""
+            if not callable(self._keys):
+                source = f" `keys` reads them from {tuple(self._keys.values())} of the dictionary."
+            message = f"PrivacyMonitor cannot use what `{step_name}` returned. {error}{source}"
+            raise type(error)(message) from error
 
     def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step_name: str) -> dict[str, Any] | None:
         """Return the arguments of ``update``, audio embedded; None if a function ``keys`` skips the batch."""
@@ -310,7 +413,7 @@ class PrivacyMonitor(CallbackBase):
         return arguments
 
     def _suite_of_loader(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
-        """Return the metric of a dataloader: the same in every epoch, because it keeps its original speech."""
+        """Return the metric of a dataloader: the same in every epoch, because it keeps what attackers observed."""
         if (stage, loader) not in self._suites:
             # In a test, attackers keep what they observed during training.
             observed = self._suites.get(("val", 0)) if self.watch_training else None
@@ -320,102 +423,167 @@ class PrivacyMonitor(CallbackBase):
             self._suites[stage, loader] = suite.to(pl_module.device)
         return self._suites[stage, loader]
 
+    def _suite_of_measurement(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
+        """Return the metric of a dataloader for the keys that are due: all, or those that need no attack."""
+        if self._is_report_due:
+            return self._suite_of_loader(stage, loader, pl_module)
+        if loader not in self._cheap_suites:
+            suite = deepcopy(self.suite)
+            suite.reset(observed=True)
+            suite.attacks = None
+            suite.metrics = tuple(key for key in self._due_keys if not key.endswith(CI_SUFFIXES))
+            suite.validate_args = False
+            self._cheap_suites[loader] = suite.to(pl_module.device)
+        return self._cheap_suites[loader]
+
+    def _attribute_metric_of_loader(self, loader: int, pl_module: Any) -> AttributeDisclosure:
+        if loader not in self._attribute_metrics:
+            metric = AttributeDisclosure(tuple(self.attributes), validate_args=False)
+            self._attribute_metrics[loader] = metric.to(pl_module.device)
+        return self._attribute_metrics[loader]
+
     # After the last batch
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Measure, log and draw."""
-        if not self._is_measuring:
+        self._raise_held_errors(trainer)
+        if not self._due_keys:
             return
         if not trainer.sanity_checking:
+            self._measured_at_step = trainer.global_step
             for loader, suffix in loader_suffixes(trainer).items():
                 self._measure_loader(trainer, pl_module, loader, suffix)
-            monitors = find_monitors(trainer)
-            # A log takes charts only once: the last monitor to measure writes those of all.
-            if trainer.state.fn == "fit" and not self._has_charts and all(monitor._tags for monitor in monitors):
-                charts: dict[str, Any] = {}
-                for monitor in monitors:
-                    for suffix, tags in monitor._tags.items():
-                        charts |= chart_layout(f"{monitor.prefix}{suffix}", tags, monitor.main_metrics)
-                    monitor._has_charts = True
-                write_charts(trainer, charts)
         for suite in self._suites.values():
             suite.reset()
+        self._cheap_suites.clear()
 
     on_test_epoch_end = on_validation_epoch_end
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Raise on all ranks what went wrong on one of them in a training step."""
+        if self.watch_training:
+            self._raise_held_errors(trainer)
 
     def _measure_loader(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> None:
         """Measure one dataloader, log and draw it."""
         stage, prefix = ("test", self._test_prefix) if trainer.testing else ("val", self.prefix)
-        counts = self._row_counts.get(loader, torch.zeros(3, dtype=torch.long, device=pl_module.device))
-        rows, *broken = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
-        if rows == 0:
+        place = f"{prefix}{suffix}"
+        num_rows, *num_broken = self._count_rows_of_all_ranks(trainer, pl_module, loader)
+        if num_rows == 0:
             return
-        for side, count in zip(SIDES, broken, strict=True):
+        for side, count in zip(SIDES, num_broken, strict=True):
             if count:
                 rank_zero_warn(
-                    f"{count} of {rows} rows of `{side}` are not finite ({prefix}{suffix}, epoch "
-                    f"{trainer.current_epoch}). Numbers that need them are NaN.",
+                    f"{count} of {num_rows} rows of `{side}` are not finite ({place}, epoch {trainer.current_epoch}). "
+                    "Numbers that need them are NaN.",
                     UserWarning,
                 )
         start = time.perf_counter()
         with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
-            report = self._suite_of_loader(stage, loader, pl_module).report()
-            scalars = {key: report.scalars[key] for key in self.metrics if key in report.scalars}
-            if loader in self._attribute_metrics:
-                disclosed = self._attribute_metrics[loader].compute()
-                scalars |= {key: value for key, value in disclosed.items() if key.endswith(("_disclosure", "_chance"))}
-            floats = read_numbers(scalars)
-        for check in report.checks:
-            if check.status == FAILED and (check.name, suffix) not in self._warned_checks:
-                self._warned_checks.add((check.name, suffix))
-                rank_zero_warn(f"PrivacyMonitor, {prefix}{suffix}: {check.message}", UserWarning)
-        if is_fit := trainer.state.fn == "fit":
-            place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
-            self.history.append({**place, "seconds": time.perf_counter() - start, **floats})
-        tags = {key: f"{prefix}/{key}{suffix}" for key in scalars}
-        self._tags[suffix] = self._log(trainer, pl_module, tags, scalars, floats)
-        if self._can_draw and figure_writers(trainer):
-            history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fit else []
-            system = EvaluatedSystem(prefix, report)
-            draw = partial(_write_figures, trainer, system, suffix, logging_step(trainer))
-            # The epoch of a figure need not be measured: the first measurement after it draws the figure.
-            figure_epochs = [(row["epoch"] + 1) // (self.figures_every_n_epochs or 1) for row in history]
-            if len(history) < 2 or figure_epochs[-1] > figure_epochs[-2]:
-                draw()
-            else:
-                self._pending_figures[loader] = draw  # drawn if this is the last measurement
+            with self._warn_once_per_cause(place, is_nan_explained=any(num_broken)):
+                report, scalars = self._compute(stage, loader, pl_module)
+            value_of_key = read_numbers(scalars)
+        self._num_measurements += 1
+        if trainer.state.fn == "fit":
+            row = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
+            self.history.append({**row, "seconds": time.perf_counter() - start, **value_of_key})
+        for key, value in scalars.items():
+            name = f"{name_of_key(prefix, key)}{suffix}"
+            pl_module.log(name, value, prog_bar=key in self.prog_bar, add_dataloader_idx=False, sync_dist=False)
+        if report is not None:
+            self._draw_if_due(trainer, EvaluatedSystem(prefix, report), loader, suffix)
 
-    def _log(
-        self, trainer: Any, pl_module: Any, tags: dict[str, str], scalars: dict[str, Tensor], floats: dict[str, float]
-    ) -> dict[str, str]:
-        """Log scalars, details in a separate group; return the tag of each. ``floats``: the scalars on the host."""
-        # A test has one value of each, and returns those that are logged.
-        in_details = set(self.metrics) - set(self.main_metrics) if trainer.state.fn == "fit" else set()
-        for key, tag in tags.items():
-            options = {"prog_bar": key in self.prog_bar, "logger": False if key in in_details else None}
-            pl_module.log(tag, scalars[key], **options, add_dataloader_idx=False, sync_dist=False)
-        details = {key: suffix_first_component(tags[key], "_details") for key in tags if key in in_details}
-        log_scalars(trainer, {tag: floats[key] for key, tag in details.items()}, logging_step(trainer))
-        return tags | details
+    def _count_rows_of_all_ranks(self, trainer: Any, pl_module: Any, loader: int) -> list[int]:
+        """Return the number of rows on all ranks, and of those that are not finite on each side."""
+        counts = self._row_counts.get(loader)
+        if counts is None:
+            counts = torch.zeros(1 + len(SIDES), dtype=torch.long, device=pl_module.device)
+        totals: list[int] = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
+        return totals
+
+    def _compute(self, stage: str, loader: int, pl_module: Any) -> tuple[PrivacyReport | None, dict[str, Tensor]]:
+        """Return the report where one is due, and the scalars to log; warn of what makes them worthless.
+
+        Every rank computes everything, also without rows of its own: metrics gather them.
+        """
+        suite = self._suite_of_measurement(stage, loader, pl_module)
+        if not self._is_report_due:
+            return None, suite.compute()
+        report = suite.report()
+        scalars = {key: report.scalars[key] for key in self.metrics if key in report.scalars}
+        if self.attributes:
+            disclosed = self._attribute_metric_of_loader(loader, pl_module).compute()
+            logged_keys = [key for key in disclosed if key.endswith(("_disclosure", "_chance"))]
+            scalars.update({key: disclosed[key] for key in logged_keys})
+        for check in report.checks:
+            if check.status == FAILED:
+                warnings.warn(check.message, UserWarning, stacklevel=1)
+        return report, scalars
+
+    def _draw_if_due(self, trainer: Any, system: EvaluatedSystem, loader: int, suffix: str) -> None:
+        if not (self._can_draw and figure_writers(trainer)):
+            return
+        draw = partial(_write_figures, trainer, system, suffix, logging_step(trainer))
+        if trainer.state.fn != "fit" or self._are_figures_due(loader):
+            draw()
+        else:
+            self._pending_figures[loader] = draw  # drawn if this is the last report
+
+    def _are_figures_due(self, loader: int) -> bool:
+        """Return whether the last report is the first one, or the first after another `figures_every_n_epochs`."""
+        epoch_numbers = [
+            int(row["epoch"]) + 1
+            for row in self.history
+            if row["dataloader_idx"] == loader and (row["epoch"] + 1) % self.report_every_n_epochs == 0
+        ]
+        if len(epoch_numbers) < 2:
+            return True
+        every = self.figures_every_n_epochs or 1
+        return epoch_numbers[-1] // every > epoch_numbers[-2] // every
+
+    @contextmanager
+    def _warn_once_per_cause(self, place: str, is_nan_explained: bool) -> Iterator[None]:
+        """Give the warnings of the body that were not given in this run; of several for one cause only the longest."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        messages = list(dict.fromkeys(str(warning.message) for warning in caught))
+        for message in messages:
+            is_told_by_another = any(message != other and message in other for other in messages)
+            is_told_by_rows = is_nan_explained and message.endswith("The result is NaN.")
+            if not is_told_by_another and not is_told_by_rows:
+                self._warn_once(f"PrivacyMonitor, {place}: {message}")
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._given_warnings:
+            self._given_warnings.add(message)
+            rank_zero_warn(message, UserWarning)
 
     # After training, and resumed runs
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Draw the last measurement, write hyperparameters, and warn if attackers had nothing to learn from."""
+        """Draw the last measurement; warn if nothing was measured, or if attackers had nothing to learn from."""
         while self._pending_figures:
-            self._pending_figures.popitem()[1]()
+            _, draw = self._pending_figures.popitem()
+            draw()
+        if trainer.fast_dev_run:
+            return
+        if self._num_measurements == 0 and not any("will measure" in text for text in self._given_warnings):
+            self._warn_once(
+                f"PrivacyMonitor measured nothing in this training: {self._explain_no_measurement(trainer)}"
+            )
         if self.watch_training and not self._has_observed:
             missing = "" if callable(self._keys) else f" without {', '.join(map(repr, self._keys.values()))}"
-            rank_zero_warn(
-                f"PrivacyMonitor(watch_training=True) observed nothing: `training_step` returned a value{missing}.",
-                UserWarning,
+            self._warn_once(
+                f"PrivacyMonitor(watch_training=True) observed nothing: `training_step` returned a value{missing}."
             )
-        monitors = find_monitors(trainer)
-        if self is monitors[0]:
-            tags = [tag for each in trainer.checkpoint_callbacks for tag in getattr(each, "chosen_value_tags", ())]
-            names = [f"{monitor.prefix}/{key}" for monitor in monitors for key in monitor.main_metrics]
-            tags += [name for name in trainer.callback_metrics if strip_loader_suffix(name) in names]
-            write_hyperparameters(trainer, pl_module.hparams, tags)
+
+    def _explain_no_measurement(self, trainer: Any) -> str:
+        if not trainer.enable_validation:
+            return "the Trainer has no validation data, or the module no `validation_step`."
+        if self._measured_at_step >= 0:
+            return "no dataloader had a row that `keys` did not leave out."
+        return f"no validation was in an epoch that `every_n_epochs={self.every_n_epochs}` counts."
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues from."""
@@ -435,6 +603,63 @@ class PrivacyMonitor(CallbackBase):
 def find_monitors(trainer: Any) -> list[PrivacyMonitor]:
     """Return every monitor among the callbacks."""
     return [callback for callback in trainer.callbacks if isinstance(callback, PrivacyMonitor)]
+
+
+def name_of_key(prefix: str, key: str) -> str:
+    """Return the name under which a key is logged: numbers of one condition stand in a group of their own.
+
+    Example:
+        >>> name_of_key("val/privacy", "disclosure"), name_of_key("val/privacy", "op_eer")
+        ('val/privacy/disclosure', 'val/privacy_conditions/op_eer')
+    """
+    return f"{prefix}{CONDITIONS_SUFFIX if _is_of_condition(key) else ''}/{key}"
+
+
+def _is_of_condition(key: str) -> bool:
+    try:
+        return scalar(key).condition != ""
+    except KeyError:  # an attribute
+        return False
+
+
+def select_cheap_keys(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return those keys that need neither an attack nor conversations.
+
+    Example:
+        >>> select_cheap_keys(["disclosure", "deid", "op_d_ece", "op_d_ece_strongest", "op_eer_low"])
+        ('deid', 'op_d_ece', 'op_eer_low')
+    """
+    cheap = []
+    for key in keys:
+        families = {family for _, family in required_families([_remove_interval_suffix(key)])}
+        if families.isdisjoint(_EXPENSIVE_FAMILIES):
+            cheap.append(key)
+    return tuple(cheap)
+
+
+def _remove_interval_suffix(key: str) -> str:
+    for suffix in CI_SUFFIXES:
+        key = key.removesuffix(suffix)
+    return key
+
+
+def _check_prefix(prefix: Any) -> None:
+    if not isinstance(prefix, str):
+        raise TypeError(f"Expected `prefix` to be a string, but got {type(prefix).__name__}.")
+    if not prefix or prefix != prefix.strip("/ ") or "/dataloader_idx_" in prefix:
+        raise ValueError(f"Expected `prefix` to be a name such as 'val/privacy', but got {prefix!r}.")
+
+
+def _count_rows(arguments: Mapping[str, Any], device: torch.device) -> Tensor:
+    """Return the number of rows of a batch, and how many of them are not finite on each side, ``(3,)``."""
+    counts = [torch.tensor(len(arguments["speakers"]), device=device)]
+    for side in SIDES:
+        rows = arguments.get(side)
+        is_broken = torch.zeros(1, dtype=torch.bool, device=device)
+        if rows is not None:
+            is_broken = (~rows.isfinite()).flatten(1).any(dim=1)
+        counts.append(is_broken.sum())
+    return torch.stack(counts)
 
 
 def _find_what_figures_lack(trainer: Any) -> str:

@@ -6,23 +6,17 @@ sorts callbacks and finds checkpoints by the classes of its own package, so the 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._scores.registry import CI_SUFFIXES
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Writer = Callable[[str, "Figure", int], None]
-_CONDITIONS = ("op", "pp", "across", "within")
-_COMPARED_ATTACKS = ("d_ece_strongest", "d_ece", "d_ece_chance")
-_COMPARED_KEYS = ("d_ece_strongest", "d_ece", "eer_strongest", "eer")
 
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 _INSTALLED = [import_module(name) for name in _PACKAGES if find_spec(name.partition(".")[0])]
@@ -73,8 +67,8 @@ def warn_of_spawned_processes(trainer: Any, callback: str, attributes: str) -> N
 
 
 def suffix_first_component(name: str, suffix: str) -> str:
-    """Return the tag of a scalar in another group: ``val_details/privacy/op_l_w`` for ``val/privacy/op_l_w``."""
-    # Loggers group scalars by the first component of a name.
+    """Return a tag in another group: ``val_figures/privacy`` for ``val/privacy``."""
+    # Loggers group by the first component of a name.
     first, slash, rest = name.partition("/")
     return f"{first}{suffix}{slash}{rest}"
 
@@ -82,13 +76,6 @@ def suffix_first_component(name: str, suffix: str) -> str:
 def rank_zero_loggers(trainer: Any) -> list[Any]:
     """Return the loggers to write to: none on any process but the first, none in a fast_dev_run."""
     return trainer.loggers if trainer.is_global_zero and not trainer.fast_dev_run else []
-
-
-def log_scalars(trainer: Any, values: Mapping[str, float], step: int) -> None:
-    """Write scalars to the loggers without passing them to callbacks."""
-    for logger in rank_zero_loggers(trainer) if values else ():
-        logger.log_metrics(dict(values), step)
-        logger.save()
 
 
 def figure_writers(trainer: Any) -> list[Writer]:
@@ -107,44 +94,3 @@ def _figure_writer(logger: Any) -> Writer | None:
     if hasattr(experiment, "log_figure"):  # Comet
         return lambda tag, figure, step: experiment.log_figure(figure_name=tag, figure=figure, step=step)
     return None
-
-
-def chart_layout(title: str, tag_by_key: Mapping[str, str], interval_keys: Sequence[str]) -> dict[str, Any]:
-    """Return TensorBoard's custom scalars by category: charts that compare keys, and one per key with an interval."""
-    groups = {
-        f"{condition}: strongest attack, cosine and chance": [f"{condition}_{key}" for key in _COMPARED_ATTACKS]
-        for condition in _CONDITIONS
-    }
-    groups |= {
-        f"{key} of each condition": [f"{condition}_{key}" for condition in _CONDITIONS] for key in _COMPARED_KEYS
-    }
-    lines, margins = {}, {}
-    for name, keys in groups.items():
-        tags = [f"^{re.escape(tag_by_key[key])}$" for key in keys if key in tag_by_key]
-        if len(tags) > 1:
-            lines[name] = ["Multiline", tags]
-    for key in reversed(interval_keys):  # TensorBoard shows charts with margins last first
-        tags = [tag_by_key[name] for suffix in ("", *CI_SUFFIXES) if (name := f"{key}{suffix}") in tag_by_key]
-        if len(tags) == 3:
-            margins[key] = ["Margin", tags]
-    return {title: lines, f"{title}, confidence intervals": margins}
-
-
-def write_charts(trainer: Any, layout: Mapping[str, Any]) -> None:
-    """Write the charts of TensorBoard's custom scalars, by category; a log takes them only once."""
-    layout = {title: charts for title, charts in layout.items() if charts}
-    for logger in rank_zero_loggers(trainer) if layout else ():
-        if hasattr(getattr(logger, "experiment", None), "add_custom_scalars"):
-            logger.experiment.add_custom_scalars(layout)
-
-
-def write_hyperparameters(trainer: Any, hparams: Mapping[str, Any], tags: Sequence[str]) -> None:
-    """Write one row of TensorBoard's table of hyperparameters, with the last values of curves that are there."""
-    for logger in rank_zero_loggers(trainer) if hparams and tags else ():
-        if hasattr(getattr(logger, "experiment", None), "add_hparams"):
-            from torch.utils.tensorboard.summary import hparams as summaries
-
-            plain = {key: each if isinstance(each, (bool, int, float)) else str(each) for key, each in hparams.items()}
-            # `add_hparams` and Lightning's `log_hyperparams` would add a curve of one point for every value.
-            for summary in summaries(plain, dict.fromkeys(tags, 0.0)):
-                logger.experiment._get_file_writer().add_summary(summary)

@@ -1,4 +1,4 @@
-"""Figures of systems and trainings: values over steps, trade-offs, paths and Pareto fronts."""
+"""Figures of systems and trainings: values over steps, trade-offs and paths."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from vpmetrics._scores.registry import scalar
 from vpmetrics.plotting.axes import (
     COLOURS,
     PlotResult,
+    Style,
     as_label,
     axes_or_new,
     axis_label,
     error_bar_lengths,
     figure_of,
     finish_axes,
-    move_legend_beside,
     next_style,
 )
 
@@ -96,61 +97,68 @@ def draw_path(history: Sequence[Mapping[str, Any]], ax: Axes | None) -> PlotResu
 
 
 def draw_utility(
-    systems: Sequence[tuple[str, Mapping[str, Any], float]], name: str, is_lower_better: bool, ax: Axes | None = None
+    systems: Sequence[tuple[str, Mapping[str, Any], float]],
+    name: str,
+    is_lower_better: bool,
+    ax: Axes | None = None,
+    *,
+    key: str = "disclosure",
+    budget: float | None = None,
 ) -> PlotResult:
-    """Draw a utility over the disclosure, one labelled point per system, and the Pareto front.
+    """Draw a utility over the disclosure, one point per system, and the Pareto front.
 
-    Each system is a name, its scalars with ``disclosure`` and the ends of its confidence interval, and its utility.
+    Each system is a name, its scalars with ``key`` and the ends of its confidence interval, and its utility. Points of
+    one name share a style and an entry of the legend. ``budget``: the largest value allowed, as a line.
     """
     ax = axes_or_new(ax, size=(4.8, 3.4))
-    sign, best, front = 1 if is_lower_better else -1, math.inf, []
-    for bits, loss in sorted((float(scalars["disclosure"]), sign * utility) for _, scalars, utility in systems):
-        if loss < best:
-            best = loss
-            front.append((bits, sign * loss))
+    x_label, scale = _describe_disclosure_axis(key)
+    front = [(scale * value, utility) for value, utility in _find_front(systems, key, is_lower_better)]
     _draw_front(ax, front, color="0.6")
+    first_style = next_style(ax).number
+    style_of_label: dict[str, Style] = {}
     for label, scalars, utility in systems:
-        style, bits = next_style(ax), float(scalars["disclosure"])
-        ax.errorbar(bits, utility, xerr=error_bar_lengths("disclosure", scalars), color=style.colour, **_WHISKERS)
-        ax.plot(bits, utility, linestyle="none", **style.marker_options, label=as_label(label))
+        legend_entry = "_" if label in style_of_label else as_label(label)
+        style = style_of_label.setdefault(label, Style(first_style + len(style_of_label)))
+        value = scale * float(scalars[key])
+        whiskers = scale * error_bar_lengths(key, scalars)
+        ax.errorbar(value, utility, xerr=whiskers, color=style.colour, **_WHISKERS)
+        ax.plot(value, utility, linestyle="none", **style.marker_options, label=legend_entry)
+    if budget is not None:
+        ax.axvline(scale * budget, color="black", linewidth=1.0, linestyle="--", label=f"budget {scale * budget:g}")
     better = "lower" if is_lower_better else "higher"
-    ax.set(xlabel="disclosure, bit", ylabel=f"{as_label(name)} ({better} is better)", xlim=(-0.02, 0.74))
+    ax.set(xlabel=x_label, ylabel=f"{as_label(name)} ({better} is better)")
+    if key == "disclosure":
+        ax.set_xlim(-0.02, 0.74)
     return finish_axes(ax)
 
 
+def _find_front(
+    systems: Sequence[tuple[str, Mapping[str, Any], float]], key: str, is_lower_better: bool
+) -> list[tuple[float, float]]:
+    """Return disclosure and utility of the systems that no other beats in both, by disclosure."""
+    points = [(float(scalars[key]), float(utility)) for _, scalars, utility in systems]
+    points = [point for point in points if all(map(math.isfinite, point))]
+    sign = 1 if is_lower_better else -1
+    points.sort(key=lambda point: (point[0], sign * point[1]))
+    front: list[tuple[float, float]] = []
+    for point in points:
+        if not front or sign * point[1] < sign * front[-1][1]:
+            front.append(point)
+    return front
+
+
+def _describe_disclosure_axis(key: str) -> tuple[str, float]:
+    """Return the label of an axis of a disclosure, and by what its values are multiplied."""
+    if key == "disclosure":  # its description is longer than an axis
+        return "disclosure, bit", 1.0
+    try:
+        return axis_label(key), scalar(key).unit.scale
+    except KeyError:  # a value that another package has logged
+        return as_label(key), 1.0
+
+
 def _draw_front(ax: Axes, front: Sequence[tuple[float, float]], **line: Any) -> None:
+    if len(front) < 2:
+        return
     # A step: the best utility at each disclosure, not a mixture of two systems.
-    label = "Pareto front" if len(front) > 1 else "_"
-    ax.plot(*zip(*front, strict=True), linewidth=1.0, drawstyle="steps-post", label=label, **line)
-
-
-def draw_pareto_front(
-    front: Sequence[tuple[float, float]],
-    measured: Sequence[tuple[float, float]],
-    chosen: Sequence[tuple[float, float]],
-    budget: float,
-    labels: tuple[str, str],
-    ax: Axes | None,
-    intervals: Sequence[tuple[Sequence[float], float]] = (),
-) -> PlotResult:
-    """Draw checkpoints by disclosure and utility: all measured, the Pareto front, the budget and the chosen one.
-
-    ``intervals``: both ends of the confidence interval of a disclosure, and its utility.
-    """
-    ax = axes_or_new(ax, size=(4.8, 3.6))
-    for ends, utility in intervals:
-        ax.plot(ends, [utility, utility], color="0.55", linewidth=1.5, zorder=1.5)
-    if measured:
-        ax.plot(*zip(*measured, strict=True), "o", color="0.75", markersize=4, label="measured")
-    if front:
-        _draw_front(ax, sorted(front), color=COLOURS[0], marker="o", markersize=6)
-    if chosen:
-        x, y = zip(*chosen, strict=True)
-        ax.plot(x, y, "*", color=COLOURS[1], markersize=15, markeredgecolor="white", label="chosen")
-    ax.axvline(budget, color="black", linewidth=1.0, linestyle="--", label=f"budget {budget:g}")
-    left, right = ax.get_xlim()
-    ax.axvspan(left, budget, color=COLOURS[2], alpha=0.08, linewidth=0)
-    ax.set(xlim=(left, right), xlabel=labels[0], ylabel=labels[1])
-    result = finish_axes(ax)
-    move_legend_beside(ax)
-    return result
+    ax.plot(*zip(*front, strict=True), linewidth=1.0, drawstyle="steps-post", label="Pareto front", **line)
