@@ -271,7 +271,7 @@ class CrossFittedAttacks:
             d_ece[best],
             eer[best],
             torch.stack([expected_disclosure(steps) for steps in chance]).amax(),
-            torch.tensor(numbers).to(d_ece)[best],
+            d_ece.new_tensor(numbers)[best],
             torch.full_like(d_ece[0], self.folds.fewest_training_speakers),
             by_number,
             choices,

@@ -148,8 +148,10 @@ def _index_labels_by_mean_embedding(embeddings: Tensor, labels: Tensor, tie_brea
 def _permute_labels(target: Tensor, speaker_index: Tensor, highest_label: Tensor, generator: torch.Generator) -> Tensor:
     """Return labels permuted among speakers where each speaker has one label, otherwise within each speaker."""
     if bool((highest_label[speaker_index] == target).all()):
-        return highest_label[torch.randperm(len(highest_label), generator=generator).to(target.device)][speaker_index]
-    shuffled = torch.rand(len(target), generator=generator).to(target.device).argsort()
+        # Drawn on the host, so that every device draws the same.
+        order = torch.randperm(len(highest_label), generator=generator, device="cpu").to(target.device)
+        return highest_label[order][speaker_index]
+    shuffled = torch.rand(len(target), generator=generator, device="cpu").to(target.device).argsort()
     shuffled = shuffled[speaker_index[shuffled].argsort(stable=True)]
     return torch.empty_like(target).scatter(0, speaker_index.argsort(stable=True), target[shuffled])
 

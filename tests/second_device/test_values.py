@@ -12,16 +12,18 @@ from cases import EMBEDDING_CASES, SCORE_CASES, assert_same
 from leaking_voices import by_hand
 from loss_batches import LOSSES
 from samples import voices
-from second_device import sent
 from torch.testing import assert_close
 from training import PACKAGES, fit, watch
 
 import vpmetrics as vp
+from second_device import sent
 from vpmetrics import functional as F
 from vpmetrics._scores import pair_blocks
 from vpmetrics.attacks import KernelRidge, Plain, RidgeToOriginal
 from vpmetrics.losses import DisclosureLoss
 from vpmetrics.scoring import PLDA
+
+pytestmark = pytest.mark.slow
 
 
 def moved(case, device):

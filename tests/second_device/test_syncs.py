@@ -4,11 +4,13 @@ import pytest
 import torch
 from cases import ATTRIBUTE_CASE, CASES, RUN_CASES
 from samples import gaussians, people
-from second_device import looking, sent
 from torch.utils._pytree import tree_leaves
 
 import vpmetrics as vp
+from second_device import looking, sent
 from vpmetrics._scores import pair_blocks
+
+pytestmark = pytest.mark.slow
 
 
 def utterances(count, each):
