@@ -164,7 +164,8 @@ def test_ci_runs_all_checks_with_the_oldest_versions_and_hooks_run_its_linters()
 
 
 def test_contributing_guide_lists_every_module_and_uses_names_that_exist():
-    guide, code = text_of(GUIDE), "\n".join(path.read_text() for path in SOURCES)
+    guide = text_of(GUIDE)
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (*SOURCES, *(ROOT / "tests").rglob("*.py")))
     tables = re.findall(r"^### `(vpmetrics/(?:\w+/)?)`.*\n\n((?:\|.*\n)+)", guide, re.MULTILINE)
     listed = [folder + name for folder, table in tables for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE)]
     assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in SOURCES if "__" not in path.name)
