@@ -171,7 +171,7 @@ def test_invalid_parquet_error_names_the_row(tmp_path, columns, message):
         ("x", "a b 1\n", "a b target\nc d target\na b nontarget\n", "key: expected one label per trial, but a b is"),
         ("x", "b a 1\n", "a b target\n", "x: none of its 1 trials is in the key"),
         ("x", "b a 1\n", "a b target\n", "; 1 would be in it if its first two columns were swapped"),
-        ("x", "a b 1\n", None, "expected a fourth column target|nontarget, or a key (--key KEY)"),
+        ("x", "a b 1\n", None, "both speakers (enrol_speaker,trial_speaker), or a key (--key KEY)"),
         ("x", "a b 1\na c 0x1\n", None, "x:2: expected a number as score, but got '0x1'"),
         ("x", "enrol trial score\na b 1\n\na c nan\n", None, "x:4: expected a number as score, but got 'nan'"),
         ("x", "a b 1\na c 2 3\n", None, "x:2: expected 3 columns as in the lines before, but got 4"),
@@ -213,3 +213,70 @@ def test_text_of_another_encoding_raises(tmp_path, content, line):
 def test_utt2spk_may_have_a_header(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert read_map(tmp_path / name) == {"u1": "anna", "u2": "ben"}
+
+
+SPEAKER_TRIALS = [("anna", "anna", "u1", 2.0), ("anna", "ben", "u2", -1.0), ("ben", "anna", "u1", -2.0)]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "enroll_spk,trial_spk,trial_id,score",
+        "enrolment_speaker,test_speaker,test_utterance,llr",
+        "EnrollSpeaker,TrialSpeaker,TrialID,Cosine",
+        "speaker1,speaker2,utt2,similarity",
+    ],
+)
+def test_tables_with_both_speakers_need_no_labels(tmp_path, header):
+    path = tmp_path / "x.csv"
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in SPEAKER_TRIALS), ""]))
+    trials = read_scores(path)
+    expected = [(enrol, name, score, enrol == trial) for enrol, trial, name, score in SPEAKER_TRIALS]
+    assert trials.frame.select("enrol", "trial", "score", "is_target").rows() == expected
+    assert trials.speaker_of == {"anna": "anna", "ben": "ben", "u1": "anna", "u2": "ben"}
+    assert read_key(path).frame["is_target"].to_list() == [row[3] for row in expected]
+
+
+def test_scores_of_speakers_are_evaluated_with_intervals(tmp_path, evaluate, voices):
+    trials = trials_of(voices, "PP")
+    names = voices.names
+    lines = [f"{names[enrol]},{names[trial]},{enrol}-{trial},{score}" for enrol, trial, score, *_ in trials]
+    (tmp_path / "x.csv").write_text("\n".join(["enroll_spk,trial_spk,trial_id,score", *lines, ""]))
+    (system,) = evaluate("--pp", tmp_path / "x.csv")
+    (labelled,) = evaluate("--pp", write_scores(tmp_path / "scores", voices, trials), "--key",
+                           write_key(tmp_path / "key", voices))  # fmt: skip
+    assert system["scalars"]["pp_d_ece"] == pytest.approx(labelled["scalars"]["pp_d_ece"])
+    assert system["scalars"]["pp_d_ece_high"] > system["scalars"]["pp_d_ece"]
+
+
+def test_numbers_of_utterances_that_begin_anew_with_every_speaker(tmp_path):
+    lines = "enroll_spk,trial_spk,trial_id,score\nanna,anna,1,2\nanna,ben,1,0\nben,ben,1,3\n"
+    (tmp_path / "x.csv").write_text(lines)
+    trials = read_scores(tmp_path / "x.csv")
+    assert trials.frame["trial"].to_list() == ["anna/1", "ben/1", "ben/1"]
+    (tmp_path / "y.csv").write_text("spk1,spk2,score\nanna,anna,2\nanna,anna,1\nanna,ben,0\n")
+    assert read_scores(tmp_path / "y.csv").frame["trial"].to_list() == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "utterance_id,speaker_id\nu1,anna\nu2,ben\n",
+        "speaker_id,utterance_id\nanna,u1\nben,u2\n",
+        "utterance_id,gender,speaker_id,duration\nu1,f,anna,3.5\nu2,m,ben,2\n",
+        "u1,anna\nu2,ben\n",
+    ],
+)
+def test_speakers_are_found_by_the_names_of_columns(tmp_path, text):
+    (tmp_path / "x.csv").write_text(text)
+    assert read_map(tmp_path / "x.csv") == {"u1": "anna", "u2": "ben"}
+
+
+def test_errors_name_the_columns_and_the_option(tmp_path):
+    (tmp_path / "x.csv").write_text("who,enrol,number,extra\na,b,1,2\n")
+    with pytest.raises(InputError, match=r"but got columns who, enrol, number, extra; --score-columns names"):
+        read_scores(tmp_path / "x.csv")
+    with pytest.raises(InputError, match=r"but got columns who, enrol, number, extra; --key-columns names"):
+        read_key(tmp_path / "x.csv")
+    (tmp_path / "y.csv").write_text("a,b,target\na,c,nontarget\n")
+    assert read_key(tmp_path / "y.csv").frame["is_target"].to_list() == [True, False]

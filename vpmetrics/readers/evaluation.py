@@ -131,7 +131,10 @@ def evaluate_trials(
     left out without ``similarity``, and for intervals, which are left out without ``confidence``.
     """
     notes = [note for trials in conditions.values() for note in trials.notes]
-    speakers = find_speakers(speaker_of or {}, list(conditions.values()))
+    known_speakers = dict(speaker_of or {})
+    for trials in conditions.values():
+        known_speakers.update(trials.speaker_of)
+    speakers = find_speakers(known_speakers, list(conditions.values()))
     notes += [speakers.note] if confidence and speakers.note else []
     with collect_notes(notes):
         scored = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,40 +30,53 @@ from vpmetrics._util.inputs import (
 _TARGET = "target", "tgt", "tar", "1", "1.0", "true", "same"
 _NONTARGET = "nontarget", "non-target", "non", "imp", "impostor", "imposter", "0", "0.0", "false", "different"
 _ROLES = {
-    "enrol": {"reference", "ref", "utt1", "file1", "path1", "wav1"}
-    | {f"{name}{end}" for name in ("enrol", "enroll", "enrolment", "enrollment", "model") for end in ("", "_id", "id")},
-    "trial": {"trial", "trial_id", "test", "test_id", "probe", "probe_id", "segment", "utt2", "file2", "path2", "wav2"},
+    "enrol": {"reference", "ref", "utt1", "file1", "path1", "wav1"},
+    "trial": {"utt2", "file2", "path2", "wav2"},
+    "enrol_speaker": {"spk1", "speaker1"},
+    "trial_speaker": {"spk2", "speaker2"},
     "score": {"score", "scores", "llr", "similarity", "cosine"},
     "label": {"label", "labels", "target", "targettype", "is_target", "key"},
     "name": {"utterance", "utt", "utterance_id", "utt_id", "id", "name", "file", "row", "index", "idx"},
     "value": {"speaker", "spk", "speaker_id", "spk_id", "group", "gender", "sex", "set", "weight", "value"},
 }
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
+# Words in the names of columns of trials, as in enroll_spk or TestUtterance.
+_ENROL_WORDS = {"enrol", "enroll", "enrolment", "enrollment", "enrolled", "reference", "ref", "model", "gallery"}
+_TRIAL_WORDS = {"trial", "test", "probe", "segment"}
+_SPEAKER_WORDS = {"speaker", "spk", "spkr"}
+_UTTERANCE_WORDS = {"id", "utterance", "utt", "name", "file", "wav", "path", "seg"}
 _MOST_COLUMNS = 1000
 _BYTES_PER_VALUE = 8  # of a table in memory, about
 _PAIR = ("enrol", "trial")
 
 
 class Trials(NamedTuple):
-    """Trials with columns ``enrol`` and ``trial`` if named, ``score`` or ``is_target``; notes on missing ones."""
+    """Trials with columns ``enrol`` and ``trial`` if named, ``score`` or ``is_target``; notes on missing ones.
+
+    ``speaker_of``: the speaker of every name, where the file has both speakers of a trial.
+    """
 
     frame: pl.DataFrame
     notes: tuple[str, ...] = ()
     path: str = ""
+    speaker_of: Mapping[str, str] = {}
 
 
 def read_scores(path: str | Path, columns: Sequence[str] | None = None) -> Trials:
     """Read lines ``enrol trial score``, with a label after it if any, or lines ``score label``.
 
+    A table with both speakers of every trial, as ``enroll_spk,trial_spk,trial_id,score``, needs no labels.
     ``columns``: their names, ``enrol``, ``trial``, ``score``, ``label`` or others, where they are in another order.
     """
     usual = {2: "score label", 3: "enrol trial score", 4: "enrol trial score label"}
-    return _read_trials(path, columns, "score", "enrol trial score [target|nontarget]", usual)
+    expected = "enrol trial score [target|nontarget]"
+    return _read_trials(path, columns, "score", expected, usual, option="--score-columns")
 
 
 def read_key(path: str | Path, columns: Sequence[str] | None = None) -> Trials:
     """Read lines ``enrol trial target|nontarget``; other columns are left out."""
-    return _read_trials(path, columns, "label", "enrol trial target|nontarget", {3: "enrol trial label"})
+    expected = "enrol trial target|nontarget"
+    return _read_trials(path, columns, "label", expected, {3: "enrol trial label"}, option="--key-columns")
 
 
 def read_map(path: str | Path, expected: str = "utterance speaker") -> dict[str, str]:
@@ -73,12 +86,26 @@ def read_map(path: str | Path, expected: str = "utterance speaker") -> dict[str,
 
 
 def read_labels(path: str | Path, expected: str, requires_names: bool = False) -> tuple[list[str] | None, list[str]]:
-    """Read lines ``utterance label``, or, unless ``requires_names``, lines ``label``, whose names are None."""
+    """Read lines ``utterance label``, or, unless ``requires_names``, lines ``label``, whose names are None.
+
+    A table whose first line names its columns may have them in any order, and others besides.
+    """
     table = _read_table(path, expected)
-    if table.frame.width != 2 and (requires_names or table.frame.width > 2):
-        raise InputError(f"expected lines `{expected}`, but got {table.frame.width} columns", path, 1)
-    columns = [table.read_names(column).to_list() for column in table.frame.columns]
-    return columns[0] if len(columns) == 2 else None, columns[-1]
+    columns = list(table.frame.columns)
+    if table.is_headed:
+        columns = _find_name_and_label(columns, expected.split()[-1]) or columns
+    if len(columns) != 2 and (requires_names or len(columns) > 2):
+        got = f"columns {', '.join(columns)}" if table.is_headed else f"{len(columns)} columns"
+        raise InputError(f"expected lines `{expected}`, but got {shorten(got)}", path, 1)
+    values = [table.read_names(column).to_list() for column in columns]
+    return values[0] if len(values) == 2 else None, values[-1]
+
+
+def _find_name_and_label(columns: Sequence[str], label: str) -> list[str] | None:
+    """Return the column that names utterances and the one whose name has the word ``label``; None if unclear."""
+    names = [column for column in columns if _column_role(column) in ("name", "enrol", "trial")]
+    labels = [column for column in columns if label in re.split(r"[\W_]+", column.lower().replace("spk", "speaker"))]
+    return [names[0], labels[0]] if len(names) == len(labels) == 1 else None
 
 
 def read_attributes(path: str | Path) -> dict[str, dict[str, str]]:
@@ -122,9 +149,11 @@ def label_trials(scores: Trials, key: Trials | None, strict: bool = False) -> Tr
         raise InputError(f"expected every trial once, but {got}", scores.path)
     if key is None:
         if "is_target" not in scores.frame.columns:
-            expected = "a fourth column target|nontarget, or a key (--key KEY)"
+            expected = (
+                "a fourth column target|nontarget, both speakers (enrol_speaker,trial_speaker), or a key (--key KEY)"
+            )
             raise InputError(f"expected {expected}, but got neither", scores.path)
-        return Trials(scores.frame)
+        return Trials(scores.frame, speaker_of=scores.speaker_of)
     if not is_named:
         expected = "the names of both sides of each trial, to find its label in the key"
         raise InputError(f"expected {expected}, but got only scores and labels", scores.path)
@@ -182,34 +211,91 @@ class _Table(NamedTuple):
 
 
 def _read_trials(
-    path: str | Path, columns: Sequence[str] | None, required: str, expected: str, usual: dict[int, str]
+    path: str | Path,
+    columns: Sequence[str] | None,
+    required: str,
+    expected: str,
+    usual: dict[int, str],
+    option: str,
 ) -> Trials:
     """Read trials by the role of each column: as given, as named in the file, or as usual for their number."""
     table = _read_table(path, expected)
-    width, named = table.frame.width, [_column_role(name) for name in table.frame.columns]
-    roles = list(columns or []) or (named if table.is_headed else []) or usual.get(width, "").split()
-    if required not in roles or len(roles) != width:
+    width = table.frame.width
+    roles = list(columns or [])
+    if not roles and table.is_headed:
+        roles = [_column_role(name) for name in table.frame.columns]
+    elif not roles:
+        roles = usual.get(width, "").split()
+    has_speakers = {"enrol_speaker", "trial_speaker"} <= set(roles)
+    is_complete = required in roles or (required == "label" and has_speakers)
+    if len(roles) != width or not is_complete:
         got = f"columns {', '.join(table.frame.columns)}" if table.is_headed else f"{width} columns"
-        hint = "; a table with commas is named .csv" if width == 1 else ""
+        hint = "; a table with commas is named .csv" if width == 1 else f"; {option} names the columns of another order"
         raise InputError(f"expected `{expected}`, but got {shorten(got)}{hint}", path, 1)
     column_of = {role: table.frame.columns[roles.index(role)] for role in _ROLES if role in roles}
     trials: dict[str, pl.Series] = {side: table.read_names(column_of[side]) for side in _PAIR if side in column_of}
-    if required == "score":
+    if "score" in column_of and required == "score":
         texts = table.frame[column_of["score"]]
-        trials["score"] = scores = texts.cast(pl.Float64, strict=False)
+        scores = texts.cast(pl.Float64, strict=False)
         table.check_values(texts, scores.is_not_null() & scores.is_not_nan(), "a number as score")
-    if "label" in column_of:
+        trials["score"] = scores
+    speaker_of: dict[str, str] = {}
+    if has_speakers:
+        enrol_speakers = table.read_names(column_of["enrol_speaker"])
+        trial_speakers = table.read_names(column_of["trial_speaker"])
+        names = _name_sides(trials, enrol_speakers, trial_speakers)
+        trials = {**names, **{role: values for role, values in trials.items() if role not in names}}
+        trials["is_target"] = enrol_speakers == trial_speakers
+        for side, speakers in (("enrol", enrol_speakers), ("trial", trial_speakers)):
+            speaker_of.update(zip(names[side].to_list(), speakers.to_list(), strict=True))
+    elif "label" in column_of:
         texts = table.frame[column_of["label"]]
         labels = texts.str.to_lowercase()
-        trials["is_target"] = is_target = labels.is_in(_TARGET)
+        is_target = labels.is_in(_TARGET)
         table.check_values(texts, is_target | labels.is_in(_NONTARGET), "target or nontarget")
+        trials["is_target"] = is_target
     record_file(path, f"{len(table.frame):,} trials, columns {' '.join(column_of)}")
-    return Trials(pl.DataFrame(trials), path=str(path))
+    return Trials(pl.DataFrame(trials), path=str(path), speaker_of=speaker_of)
+
+
+def _name_sides(
+    trials: Mapping[str, pl.Series], enrol_speakers: pl.Series, trial_speakers: pl.Series
+) -> dict[str, pl.Series]:
+    """Return the names of both sides of each trial, which are of one speaker each.
+
+    A side that has no names is called by its speaker: the enrolment is one of each speaker, every test one of its own.
+    """
+    lines = pl.Series(range(1, len(enrol_speakers) + 1)).cast(pl.String)
+    names = {"enrol": trials.get("enrol", enrol_speakers), "trial": trials.get("trial", lines)}
+    speakers = {"enrol": enrol_speakers, "trial": trial_speakers}
+    pairs = pl.concat([pl.DataFrame({"name": names[side], "speaker": speakers[side]}) for side in _PAIR]).unique()
+    if pairs["name"].is_duplicated().any():  # numbers of utterances that begin anew with every speaker
+        names["trial"] = trial_speakers + "/" + names["trial"]
+        if "enrol" in trials:
+            names["enrol"] = enrol_speakers + "/" + names["enrol"]
+    return names
 
 
 def _column_role(name: str) -> str:
     """Return the role of a column by its name; empty where the name is unknown."""
-    return _ROLE_OF.get(name.strip("#\"' \r").lower(), "")
+    name = name.strip("#\"' \r")
+    if known := _ROLE_OF.get(name.lower()):
+        return known
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").replace("-", " ").lower().split()
+    is_enrol = bool(_ENROL_WORDS.intersection(words))
+    is_trial = bool(_TRIAL_WORDS.intersection(words))
+    known_words = _ENROL_WORDS | _TRIAL_WORDS | _SPEAKER_WORDS | _UTTERANCE_WORDS
+    if is_enrol == is_trial or not known_words.issuperset(words):
+        return ""
+    side = "enrol" if is_enrol else "trial"
+    return f"{side}_speaker" if _SPEAKER_WORDS.intersection(words) else side
+
+
+def _are_column_names(fields: Sequence[str], roles: Sequence[str]) -> bool:
+    """Return whether the first line of a table of comma-separated values names its columns."""
+    is_label = [field.lower() in (*_TARGET, *_NONTARGET) for field in fields]
+    is_number = [re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", field.lower()) is not None for field in fields]
+    return any(role and not label for role, label in zip(roles, is_label, strict=True)) and not any(is_number)
 
 
 def read_parquet(content: bytes, path: str | Path) -> pl.DataFrame:
@@ -279,7 +365,8 @@ def _parse_lines(text: str, path: str | Path, expected: str) -> _Table:
     frame = lines.select(pl.col("fields").list.get(at).alias(f"column_{at + 1}") for at in range(width))
     first = list(frame.row(0))
     roles = [*map(_column_role, first)]
-    if len(first) < 2 or not any(roles) or (separator is None and not all(roles)):
+    is_headed = all(roles) if separator is None else _are_column_names(first, roles)
+    if len(first) < 2 or not is_headed:
         return _Table(path, frame, lines["line"], is_headed=False)
     names = [name if name not in first[:at] else f"{name} ({at + 1})" for at, name in enumerate(first)]
     return _Table(path, frame[1:].rename(dict(zip(frame.columns, names, strict=True))), lines["line"][1:], True)
