@@ -12,8 +12,9 @@ from torch.nn.functional import pad
 
 from vpmetrics._identification.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
 from vpmetrics._scores.calibration import fit_logistic_slopes
+from vpmetrics._scores.group_sums import SumsWithoutGroups
 from vpmetrics._scores.scorers import Scoring
-from vpmetrics._util.dtypes import at_least_float32, result_dtype, wide_dtype, widen
+from vpmetrics._util.dtypes import at_least_float32, result_dtype, widen
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import EvaluationData, count_values, hash_values, lexsort_columns, row_sort_keys
 
@@ -264,50 +265,72 @@ class IdentificationReplicates(NamedTuple):
 def jackknife_identification(
     trials: IdentificationTrials, scoring: Scoring, groups: JackknifeGroups, slopes: Tensor | None = None
 ) -> IdentificationReplicates:
-    """Return replicates without each group, of ranks alone without ``slopes``."""
-    references, size = trials.num_references, groups.num_groups + 2
-    # Column 0 leaves out no speaker; the last one, of the speakers in no group, is unused.
-    column = 1 + groups.find_groups(trials.references.speakers)
-    sizes = count_values(column, size).to(wide_dtype(column.device))
-    histograms, own_steps = sizes.new_zeros(2, size * (references + 1))
-    sums, numbers = sizes.new_zeros(5, size), torch.arange(size, device=column.device)
+    """Return replicates without each group, of ranks alone without ``slopes``.
 
-    def sum_by_group(values: Tensor) -> Tensor:
-        return values.new_zeros(len(values), size).index_add_(1, column, values)
+    A group that is left out takes along its inputs and its references, which lifts the ranks of other inputs.
+    """
+    num_references = trials.num_references
+    # Row 0 leaves out no speaker; the last one, of the speakers in no group, is unused.
+    num_rows = groups.num_groups + 2
+    group_of_reference = groups.find_groups(trials.references.speakers)
+    row_of_reference = 1 + group_of_reference
+    rows = torch.arange(num_rows, device=row_of_reference.device)
+    lost_references = widen(count_values(row_of_reference, num_rows))
+    rank_steps = lost_references.new_zeros(num_rows, num_references + 1)
+    steps_without_inputs = SumsWithoutGroups(groups.num_groups, num_references + 1, rank_steps.dtype, rows.device)
+    sums = lost_references.new_zeros(5, num_rows)
 
-    def add_ranks(steps: Tensor, row: Tensor, above: Tensor, tied: Tensor, mass: Tensor) -> None:
-        start, each = row * (references + 1) + above, (mass / tied).flatten()
-        steps.index_add_(0, start.flatten(), each).index_add_(0, (start + tied).flatten(), -each)
+    def sum_lost(values: Tensor) -> Tensor:
+        """Sum over the references that are left out in each row: ``(b, N)`` to ``(b, rows)``."""
+        return values.new_zeros(len(values), num_rows).index_add_(1, row_of_reference, values)
 
     for block in score_inputs(trials, scoring):
-        true_column = column[trials.column[block.rows]][:, None]
+        column = trials.column[block.rows]
         is_usable = widen(trials.usable[block.rows])[:, None]
-        keeps = is_usable * (numbers != true_column)
+        keeps_input = is_usable * (rows != row_of_reference[column][:, None])
         is_above = block.scores > block.match + block.rounding
         is_tied = (block.scores >= block.match - block.rounding) & ~is_above
-        above, tied = is_above.sum(1, keepdim=True), is_tied.sum(1, keepdim=True).clamp(min=1)
-        above_left = above - sum_by_group(is_above.long())
-        tied_left = (tied - sum_by_group(is_tied.long())).clamp(min=1)
-        add_ranks(histograms, numbers, above_left, tied_left, keeps)
-        add_ranks(own_steps, true_column, above, tied, is_usable)
-        sums[4] += (keeps * ((above_left == 0) & (tied_left == 1))).sum(0)
-        if references > 1 and slopes is not None:
+        above = is_above.sum(1, keepdim=True)
+        tied = is_tied.sum(1, keepdim=True).clamp(min=1)
+        above_left = above - sum_lost(is_above.long())
+        tied_left = (tied - sum_lost(is_tied.long())).clamp(min=1)
+
+        # The mass of an input is spread over the ranks it is tied for: a step up before them and a step down after.
+        first_slot = rows * (num_references + 1) + above_left
+        mass = (keeps_input / tied_left).flatten()
+        rank_steps.view(-1).index_add_(0, first_slot.flatten(), mass)
+        rank_steps.view(-1).index_add_(0, (first_slot + tied_left).flatten(), -mass)
+        own_group = group_of_reference[column][:, None]
+        own_mass = is_usable / tied
+        steps_without_inputs.add(above, own_group, values=own_mass)
+        steps_without_inputs.add(above + tied, own_group, values=-own_mass)
+
+        sums[4] += (keeps_input * ((above_left == 0) & (tied_left == 1))).sum(0)
+        if num_references > 1 and slopes is not None:
             centred, mean, deviation = centre_rows(block.scores, block.rounding)
             slope = slopes[block.rows].to(centred.dtype).unsqueeze(1) / deviation
             logits = slope * centred
             top = logits.amax(dim=1, keepdim=True)
-            weights, match = (logits - top).exp(), slope * (block.match - mean) - top
-            left = widen(weights.sum(1, keepdim=True)) - widen(sum_by_group(weights))
-            left = torch.maximum(left, widen(match.exp())) / (references - sizes)
-            bits = keeps * (widen(match) - left.log()) / math.log(2)
+            weights = (logits - top).exp()
+            match_logit = widen(slope * (block.match - mean) - top)
+            weights_left = widen(weights.sum(1, keepdim=True)) - widen(sum_lost(weights))
+            # Rounding may leave less than the weight of the input's own reference.
+            mean_weight = torch.maximum(weights_left, match_logit.exp()) / (num_references - lost_references)
+            bits = keeps_input * (match_logit - mean_weight.log()) / math.log(2)
             is_positive = bits > 16 * torch.finfo(at_least_float32(block.scores).dtype).eps
-            parts = [keeps, torch.where(is_positive, bits, 0), torch.where(is_positive, 0, bits), widen(is_positive)]
-            sums[:4] += torch.stack(parts).sum(1)
-    histograms, own_steps, sums = trials.processes.all_reduce(histograms, own_steps, sums)
-    histograms, of_groups = (each.view(-1, references + 1).cumsum(1)[:-1, :-1] for each in (histograms, own_steps))
-    fewer = histograms[:1] - pad(of_groups[1:], (0, 0, 1, 0))
+            sums[0] += keeps_input.sum(0)
+            sums[1] += torch.where(is_positive, bits, 0).sum(0)
+            sums[2] += torch.where(is_positive, 0, bits).sum(0)
+            sums[3] += is_positive.sum(0)
+
+    rank_steps, sums = trials.processes.all_reduce(rank_steps, sums)
+    steps_without_inputs.add_up_over(trials.processes)
+    histograms = rank_steps.cumsum(1)[:-1, :-1]
+    fewer_inputs = steps_without_inputs.of_all_and_without_groups().cumsum(1)[:, :-1]
     # Shares of ties may leave rounding below 0.
-    return IdentificationReplicates(histograms.clamp(min=0), references - sizes[:-1], fewer.clamp(min=0), sums[:, :-1])
+    return IdentificationReplicates(
+        histograms.clamp(min=0), num_references - lost_references[:-1], fewer_inputs.clamp(min=0), sums[:, :-1]
+    )
 
 
 def add_padded_histograms(histograms: Sequence[Tensor]) -> Tensor:

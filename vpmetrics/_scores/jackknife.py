@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, pad
+from torch.nn.functional import logsigmoid
 
 from vpmetrics._scores.condition_scores import ConditionScores
+from vpmetrics._scores.group_sums import SumsWithoutGroups
 from vpmetrics._scores.measures import SCORE_MEASURES, linkability_edges, minimum_cross_entropy, prior_entropy
 from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.registry import scalar
@@ -28,7 +29,7 @@ from vpmetrics._scores.speaker_similarity import SimilaritySummary
 from vpmetrics._util.dtypes import widen
 from vpmetrics._util.scalar import CI_SUFFIXES
 from vpmetrics._util.validation import suppress_warnings, warn_undefined
-from vpmetrics._utterances.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
+from vpmetrics._utterances.utterances import EvaluationData, count_values, order_speakers_by_value
 
 MOST_GROUPS = 250  # replicates from which a standard error is known to 4 %
 FEWEST_SPEAKERS = 3  # with target and non-target trials
@@ -162,61 +163,94 @@ def count_replicates(
 
     ``speakers`` ``(S,)``: the labels that ``speaker_index`` refers to. With ``summary`` also similarity weights.
     """
-    cells, group = CountingCells(scores), groups.find_groups(speakers)
-    slopes = None if summary is None else differentiate_similarity_by_llr(summary, matrix, similarity)
-    size = cells.num_cells
-    # Row 0: all speakers; then the trials of each group; the last row is unused, of speakers that are never left out.
-    counts = torch.zeros(2, (groups.num_groups + 2) * size, dtype=torch.int64, device=speakers.device)
-    unused = counts.shape[1] - 1
-    target_cells, target_speakers = find_target_cells(pairs, cells)
-    add_counts(counts[0], target_cells)
-    add_counts(counts[0], target_cells + size * (1 + group[target_speakers]))
+    cells = CountingCells(scores)
+    group_of_speaker = groups.find_groups(speakers)
     thinned = pairs.thin(_MOST_PAIRS)
-    rows, columns = thinned.enrolment.speaker_index, thinned.test.speaker_index
-    weights = counts.new_zeros(2, size, dtype=torch.float64)
-    row_share, column_share = (1 / count_values(index, len(speakers)).to(weights.dtype) for index in (rows, columns))
-    num_pairs = weights.new_zeros(())
+    weights = None
+    if summary is not None:
+        weights = _SimilarityWeights(
+            pairs, thinned, cells, differentiate_similarity_by_llr(summary, matrix, similarity)
+        )
+
+    targets = SumsWithoutGroups(groups.num_groups, cells.num_cells, torch.int64, speakers.device)
+    for target_scores, speaker_index in pairs.target_scores():
+        cell = cells.find_cells(target_scores)
+        targets.add(cell, group_of_speaker[speaker_index])
+        if weights is not None:
+            weights.add_targets(cell, speaker_index)
+
+    nontargets = SumsWithoutGroups(groups.num_groups, cells.num_cells, torch.int64, speakers.device)
     for block in thinned:
-        cell, a, b = cells.find_cells(block.scores), rows[block.rows], columns[block.columns]
+        cell = cells.find_cells(block.scores)
+        row_speaker = thinned.enrolment.speaker_index[block.rows]
+        column_speaker = thinned.test.speaker_index[block.columns]
         is_excluded = None
         if block.is_target is not None and block.is_trial is not None:
             is_excluded = block.is_target | ~block.is_trial
-        if slopes is not None:
-            share = row_share[a][:, None] * column_share[b]
-            share = share if is_excluded is None else share.masked_fill(is_excluded, 0)
-            slope = slopes[1] if slopes[1].shape[-1] == 1 else slopes[1][:, a][:, :, b]
-            weights.index_add_(1, cell.flatten(), (share * slope).flatten(1))
-            num_pairs += share.sum()
-        first, second = (1 + group[a])[:, None], (1 + group[b])[None]
-        # A trial of two speakers of one group is one trial of the group.
-        second_slot = torch.where(first == second, unused, cell + size * second)
-        for slot in (cell, cell + size * first, second_slot):
-            add_counts(counts[1], slot if is_excluded is None else slot.masked_fill(is_excluded, unused))
+        row_group = group_of_speaker[row_speaker][:, None]
+        column_group = group_of_speaker[column_speaker][None]
+        nontargets.add(cell, row_group, column_group, is_excluded=is_excluded)
+        if weights is not None:
+            weights.add_nontargets(cell, row_speaker, column_speaker, is_excluded)
     # Every rank has counted all targets, and its share of the non-targets.
-    reduced, weights, num_pairs = thinned.processes.all_reduce(counts[1], weights, num_pairs)
-    targets, nontargets = (widen(part.view(-1, size)[:-1]) for part in (counts[0], reduced))
-    nontargets = nontargets * (scores.counts.ascending.nontargets.sum() / nontargets[0].sum())
-    targets, nontargets = (part[:1] - pad(part[1:], (0, 0, 1, 0)) for part in (targets, nontargets))
-    if slopes is None:
-        return ReplicateCellCounts(cells, targets, nontargets, groups)
-    number = count_values(target_speakers, len(speakers))
-    target_weights = (slopes[0] / ((number > 0).sum() * number))[:, target_speakers]
-    within = torch.zeros_like(weights).index_add(1, target_cells, target_weights)
-    return ReplicateCellCounts(cells, targets, nontargets, groups, torch.stack([within, weights / num_pairs]))
+    nontargets.add_up_over(thinned.processes)
+
+    target_counts = widen(targets.of_all_and_without_groups())
+    nontarget_counts = widen(nontargets.of_all_and_without_groups())
+    nontarget_counts = nontarget_counts * (scores.counts.ascending.nontargets.sum() / nontarget_counts[0].sum())
+    similarity_weights = None if weights is None else weights.within_and_between()
+    return ReplicateCellCounts(cells, target_counts, nontarget_counts, groups, similarity_weights)
 
 
-def find_target_cells(pairs: PairBlocks, cells: CountingCells) -> tuple[Tensor, Tensor]:
-    """Return the cell and the speaker of every target trial of all processes."""
-    speaker_index = pairs.enrolment.speaker_index
-    target_cells, target_speakers = [speaker_index[:0]], [speaker_index[:0]]
-    whole = pairs.repeat_on_every_process()
-    for group in whole.row_groups():
-        for block in whole.blocks(group, has_targets=True):
-            if block.is_target is not None and block.is_trial is not None:
-                is_target = block.is_target & block.is_trial
-                target_cells.append(cells.find_cells(block.scores[is_target]))
-                target_speakers.append(speaker_index[block.rows].repeat_interleave(is_target.sum(1)))
-    return torch.cat(target_cells), torch.cat(target_speakers)
+class _SimilarityWeights:
+    """Derivatives of mean similarities by the calibrated value of each cell, from the trials in the cell.
+
+    A pair of speakers, or a speaker, weighs the same however many trials it has.
+
+    Args:
+        pairs: All pairs, of which the targets count.
+        thinned: The pairs of which the non-targets count.
+        cells: Cells of the score axis.
+        slopes: What :func:`differentiate_similarity_by_llr` returns.
+    """
+
+    def __init__(
+        self, pairs: PairBlocks, thinned: PairBlocks, cells: CountingCells, slopes: tuple[Tensor, Tensor]
+    ) -> None:
+        within_slope, self._between_slope = slopes
+        num_targets = pairs.count_targets()
+        num_speakers = (num_targets > 0).sum()
+        self._weight_of_speaker = within_slope / (num_speakers * num_targets)
+        rows = count_values(thinned.enrolment.speaker_index, pairs.num_speakers)
+        columns = count_values(thinned.test.speaker_index, pairs.num_speakers)
+        self._row_share = 1 / widen(rows)
+        self._column_share = 1 / widen(columns)
+        self._within = self._row_share.new_zeros(2, cells.num_cells)
+        self._between = torch.zeros_like(self._within)
+        self._num_pairs = self._row_share.new_zeros(())
+        self._processes = thinned.processes
+
+    def add_targets(self, cell: Tensor, speaker_index: Tensor) -> None:
+        """Add target trials ``(P,)``."""
+        self._within.index_add_(1, cell, self._weight_of_speaker[:, speaker_index])
+
+    def add_nontargets(
+        self, cell: Tensor, row_speaker: Tensor, column_speaker: Tensor, is_excluded: Tensor | None
+    ) -> None:
+        """Add the non-target trials of a block ``(A, B)``."""
+        share = self._row_share[row_speaker][:, None] * self._column_share[column_speaker]
+        if is_excluded is not None:
+            share = share.masked_fill(is_excluded, 0)
+        slope = self._between_slope
+        if slope.shape[-1] > 1:
+            slope = slope[:, row_speaker][:, :, column_speaker]
+        self._between.index_add_(1, cell.flatten(), (share * slope).flatten(1))
+        self._num_pairs = self._num_pairs + share.sum()
+
+    def within_and_between(self) -> Tensor:
+        """Return the derivatives within and between speakers of all processes, ``(2, 2, C)``."""
+        between, num_pairs = self._processes.all_reduce(self._between, self._num_pairs)
+        return torch.stack([self._within, between / num_pairs])
 
 
 def count_trial_replicates(
@@ -233,19 +267,18 @@ def count_trial_replicates(
     derivatives of the mean similarities by the calibrated value of each trial.
     """
     cells = CountingCells(scores)
-    cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speaker_places]
-    size, classes, counts = cells.num_cells, (is_target, ~is_target), []
-    for mask in classes:
-        (first, second), slot = group[:, mask], cell[mask]
-        second = torch.where(first == second, groups.num_groups, second)
-        slots = torch.cat([slot + size * first, slot + size * second])
-        left_out = slots.bincount(minlength=(groups.num_groups + 1) * size).view(-1, size)[:-1]
-        counts.append(widen(slot.bincount(minlength=size) - pad(left_out, (0, 0, 1, 0))))
-    weights = None
-    if similarity_slopes is not None:
-        empty = widen(cells.edges).new_zeros(2, size)
-        weights = torch.stack([empty.index_add(1, cell[mask], similarity_slopes[:, mask]) for mask in classes])
-    return ReplicateCellCounts(cells, counts[0], counts[1], groups, weights)
+    cell = torch.searchsorted(cells.edges, widen(preds), right=True)
+    first_group, second_group = groups.group_of_label[speaker_places]
+    counts: list[Tensor] = []
+    weights: list[Tensor] = []
+    for is_of_class in (is_target, ~is_target):
+        sums = SumsWithoutGroups(groups.num_groups, cells.num_cells, torch.int64, preds.device)
+        sums.add(cell[is_of_class], first_group[is_of_class], second_group[is_of_class])
+        counts.append(widen(sums.of_all_and_without_groups()))
+        if similarity_slopes is not None:
+            empty = counts[0].new_zeros(2, cells.num_cells)
+            weights.append(empty.index_add(1, cell[is_of_class], similarity_slopes[:, is_of_class]))
+    return ReplicateCellCounts(cells, counts[0], counts[1], groups, torch.stack(weights) if weights else None)
 
 
 def differentiate_similarity_by_llr(
@@ -284,9 +317,11 @@ def replicate_diagonal_dominance(
     own = summary.within_speaker
     diagonal = torch.stack([own, own.log2(), torch.ones_like(own)]).masked_fill(own.isnan(), 0)
     by_speaker = torch.cat([diagonal, summary.pair_sums])  # (6, S)
-    of_group = by_speaker.new_zeros(6, counts.groups.num_groups + 1).index_add(1, group_of_speaker, by_speaker)
     totals = by_speaker.sum(1, keepdim=True)
-    sums = totals - pad(of_group[:, :-1], (1, 0))
+    sums_of_speakers = SumsWithoutGroups(counts.groups.num_groups, 6, by_speaker.dtype, by_speaker.device)
+    slot = torch.arange(6, device=by_speaker.device)[:, None].expand_as(by_speaker)
+    sums_of_speakers.add(slot, group_of_speaker, values=by_speaker)
+    sums = sums_of_speakers.of_all_and_without_groups().T
     within, log_within, speakers = sums[:3]
     pairs, between, log_between = sums[3:] - totals[3:] / 2  # a pair counts for both of its speakers
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs

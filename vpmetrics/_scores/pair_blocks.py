@@ -200,6 +200,28 @@ class PairBlocks:
                 targets.append(block.scores[block.is_target & block.is_trial])
         return torch.cat(nontargets), torch.cat(targets)
 
+    def target_scores(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield scores and speaker indices ``(P,)`` of the target trials of all processes, block by block."""
+        speaker_index = self.enrolment.speaker_index
+        for block in self._target_blocks():
+            if block.is_target is not None and block.is_trial is not None:
+                is_target = block.is_target & block.is_trial
+                yield block.scores[is_target], speaker_index[block.rows].repeat_interleave(is_target.sum(1))
+
+    def count_targets(self) -> Tensor:
+        """Return the number of target trials of each speaker, of all processes, ``(S,)``."""
+        speaker_index = self.enrolment.speaker_index
+        counts = torch.zeros(self.num_speakers, dtype=torch.int64, device=speaker_index.device)
+        for block in self._target_blocks():
+            if block.is_target is not None and block.is_trial is not None:
+                counts.index_add_(0, speaker_index[block.rows], (block.is_target & block.is_trial).sum(1))
+        return counts
+
+    def _target_blocks(self) -> Iterator[Block]:
+        whole = self.repeat_on_every_process()
+        for group in whole.row_groups():
+            yield from whole.blocks(group, has_targets=True)
+
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
         """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`scores_and_labels`."""
         parts = [self.enrolment.speaker_index.new_empty(2, 0)]

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.condition_scores import ConditionScores
-from vpmetrics._scores.jackknife import CountingCells, find_target_cells
+from vpmetrics._scores.jackknife import CountingCells
 from vpmetrics._scores.measures import d_ece_term, expected_disclosure, linkability_of_bins
 from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.score_counts import Finder, steps_of_both_signs
 from vpmetrics._util.dtypes import wide_dtype, widen
-from vpmetrics._utterances.utterances import add_counts, count_values
+from vpmetrics._utterances.utterances import add_counts
 
 if TYPE_CHECKING:
     from vpmetrics._identification.identification import Identification
@@ -195,8 +195,9 @@ def compute_self_calibrated_disclosure(
 ) -> SelfCalibratedDisclosure:
     """Return the disclosure of each tested speaker's trials, calibrated on these alone, and its chance level."""
     shape, thinned = permuted_targets.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
-    target_cells, target_speakers = find_target_cells(pairs, cells)
-    targets = count_values(target_cells + cells.num_cells * target_speakers, shape.numel())
+    targets = torch.zeros(shape.numel(), dtype=torch.int64, device=cells.edges.device)
+    for target_scores, speaker_index in pairs.target_scores():
+        add_counts(targets, cells.find_cells(target_scores) + cells.num_cells * speaker_index)
     nontargets = torch.zeros_like(targets)
     for block in thinned:
         slots = cells.find_cells(block.scores) + cells.num_cells * thinned.test.speaker_index[block.columns]

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid, pad, softplus
+from torch.nn.functional import logsigmoid, softplus
 
 from vpmetrics._scores.calibration import CALIBRATIONS, fit_linear_map, transferred_llr
 from vpmetrics._scores.condition_scores import collect_trial_scores
+from vpmetrics._scores.group_sums import SumsWithoutGroups
 from vpmetrics._scores.jackknife import (
     Jackknife,
     JackknifeGroups,
@@ -98,16 +99,16 @@ class ScoredTrials(NamedTuple):
 
     def replicate_costs(self, key: str, llr: Tensor, groups: JackknifeGroups) -> Tensor:
         """Return C_ECE or Cllr of log-likelihood ratios of all trials, then without each group, ``(1 + G,)``."""
-        values = widen(_COSTS[key](torch.where(self.is_target, llr, -llr)))
-        means = []
-        for kind in (self.is_target, ~self.is_target):
-            first, second = groups.group_of_label[self.speakers_or_raise()[:, kind]]
-            second = torch.where(first == second, groups.num_groups, second)
-            each = torch.stack([values[kind], torch.ones_like(values[kind])])
-            gone = each.new_zeros(2, groups.num_groups + 1).index_add(1, first, each).index_add(1, second, each)
-            sums = each.sum(1, keepdim=True) - pad(gone[:, :-1], (1, 0))
-            means.append(sums[0] / sums[1])
-        return (means[0] + means[1]) / (2 * math.log(2))
+        costs = widen(_COSTS[key](torch.where(self.is_target, llr, -llr)))
+        first_group, second_group = groups.group_of_label[self.speakers_or_raise()]
+        num_classes = 2
+        sums = SumsWithoutGroups(groups.num_groups, num_classes, costs.dtype, costs.device)
+        trials = SumsWithoutGroups(groups.num_groups, num_classes, torch.int64, costs.device)
+        class_index = self.is_target.long()
+        sums.add(class_index, first_group, second_group, values=costs)
+        trials.add(class_index, first_group, second_group)
+        means = sums.of_all_and_without_groups() / trials.of_all_and_without_groups()
+        return means.sum(1) / (2 * math.log(2))
 
 
 def calibrate_across_session_halves(
