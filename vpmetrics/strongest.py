@@ -1,4 +1,4 @@
-"""The strongest of several attacks."""
+"""The fused attacker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vpmetrics.report.embedding_report import report_embeddings
 from vpmetrics.report.parts import ReportSettings
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks
+    from vpmetrics.attacks.fusion import FusedAttacker
 
 Attacks = Literal["standard"] | Sequence[Any] | None
 
@@ -108,13 +108,14 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
     @property
     def attack_names(self) -> tuple[str, ...]:
-        """Names of the attacks; ``strongest`` is an index into them."""
-        from vpmetrics.attacks.cross_fitting import variant_names_and_needs
+        """Names of the attacks that are fused."""
+        from vpmetrics.attacks.features import attack_name
+        from vpmetrics.attacks.fusion import append_plain_attack
 
-        return tuple(name for name, _ in variant_names_and_needs(self.attacks or ()))
+        return tuple(attack_name(attack) for attack in append_plain_attack(self.attacks or ()))
 
-    def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> CrossFittedAttacks:
-        from vpmetrics.attacks.cross_fitting import CrossFittedAttacks
+    def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> FusedAttacker:
+        from vpmetrics.attacks.fusion import FusedAttacker
 
         gathered: list[Any] = [self._observed]
         if self._find_processes().world_size > 1:
@@ -123,7 +124,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
         device = data.speakers.device
         moments = [MomentSums(*(part.to(device) for part in parts)) for parts in gathered if parts is not None]
         observed = add_moment_sums(moments) if moments else None
-        return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
+        return FusedAttacker(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
     def _known_encoders(self) -> tuple[Encoder, ...]:
         return super()._known_encoders() if self._observed is None else self._latest_encoders
@@ -134,21 +135,21 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
 
 class StrongestAttack(AttackedMetric):
-    """Disclosure to the strongest of several attacks, each fitted on other speakers than it attacks.
+    """Disclosure to all attacks together, fused into one score, each fitted on other speakers than it attacks.
 
     Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of
-    original and protected speech of other speakers. Speakers are divided into folds; attacks are fitted on all folds
-    but one and compare the utterances within it. For each fold the attack is chosen by its disclosure in the other
-    folds, so that the largest of several noisy numbers is not mistaken for disclosure. The result is never below the
-    disclosure to plain comparison on all trials, in either direction.
+    original and protected speech of other speakers. Speakers are divided into folds; every attack is fitted on all
+    folds but one and scores pairs within it, and a logistic regression on pairs of the other folds weighs the scores.
+    The result is never below the disclosure to plain comparison on all trials, in either direction.
 
     As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected`` ``(B, D)`` and
     ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
 
     As output of ``compute`` the metric returns a dictionary: ``d_ece_strongest`` in bits and ``eer_strongest``;
-    ``strongest``, the index of the attack in :attr:`attack_names`; ``d_ece_chance``, the result of the same procedure
-    with speakers permuted; ``attack_speakers``, the number of speakers attacks were fitted on. NaN with one warning
-    for fewer than six speakers.
+    ``d_ece_chance``, the result of the same procedure with speakers permuted; ``attack_speakers``, the number of
+    speakers attacks were fitted on; and ``d_ece_nothing``, ``d_ece_protected``, ``d_ece_labelled``, ``d_ece_pairs``,
+    the disclosure to an attacker who has nothing, protected speech of other speakers, also their labels, also the
+    original speech. NaN with one warning for fewer than six speakers.
 
     Args:
         condition: ``"OP"``, ``"PP"``, or, with sessions, ``"within"`` or ``"across"``.
@@ -158,7 +159,7 @@ class StrongestAttack(AttackedMetric):
             (its ``conditions``) raises, unless it belongs to the battery, where it is skipped.
         validate_args: Whether values are validated; forces a GPU sync per update.
         intervals: Confidence level, such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the leave-one-speaker-out
-            jackknife. Attacks are not fitted or chosen again.
+            jackknife. Attacks and weights are not fitted again.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -168,8 +169,8 @@ class StrongestAttack(AttackedMetric):
         >>> metric = StrongestAttack(attacks=[Plain(), RidgeToOriginal()])
         >>> metric.update(voices.original, voices.protected["B2"], voices.speakers)
         >>> values = metric.compute()
-        >>> round(values["d_ece_strongest"].item(), 1), metric.attack_names[int(values["strongest"])]
-        (0.6, 'ridge to original')
+        >>> round(values["d_ece_strongest"].item(), 1), round(values["d_ece_nothing"].item(), 1)
+        (0.6, 0.4)
     """
 
     higher_is_better: bool = False
@@ -183,7 +184,7 @@ class StrongestAttack(AttackedMetric):
         intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        reject_options(self, kwargs, {"bandwidth": "attacks are chosen, and a choice has no gradient"})
+        reject_options(self, kwargs, {"bandwidth": "attacks are fitted, and that has no gradient"})
         super().__init__(attacks=attacks, validate_args=validate_args, intervals=intervals, **kwargs)
         is_same_side = look_up_condition(condition).is_same_side
         if condition == "OO":

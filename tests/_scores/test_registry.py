@@ -30,7 +30,7 @@ def test_every_scalar_name_is_unique_and_resolves():
         assert known.key in (name, name.partition("_")[2])
         assert known.heading
         assert known.description
-    assert {"op_d_ece_strongest", "across_strongest", "within_eer", "op_c_ece", "g_d_ece"} <= set(names)
+    assert {"op_d_ece_strongest", "across_d_ece_pairs", "within_eer", "op_c_ece", "g_d_ece"} <= set(names)
     assert "oo_d_ece_strongest" not in names
     assert "within_c_ece" not in names
 
@@ -79,7 +79,7 @@ def test_direction_matches_higher_is_better_of_classes():
 
 
 @pytest.mark.parametrize("suffix", ["", "/dataloader_idx_1", "_high"])
-@pytest.mark.parametrize("name", ["op_ndr", "pp_eer", "d_ece_op_oo", "deid", "gvd", "op_strongest", "pp_lid_neg"])
+@pytest.mark.parametrize("name", ["op_ndr", "pp_eer", "d_ece_op_oo", "deid", "gvd", "pp_lid_neg"])
 def test_budget_on_a_non_disclosure_raises(name, suffix):
     for prefix in ("", "val/privacy/"):
         with pytest.raises(ValueError, match="to name a disclosure, of which less is better"):
@@ -106,7 +106,7 @@ def test_budget_accepts_disclosures_and_unknown_names():
         ("tag", 3, "C"),
         ("tag", 0, "0"),
         ("tag", -1, "?"),
-        ("strongest", 4.0, "4"),
+        ("attack_speakers", 4.0, "4"),
     ],
 )
 def test_scalars_are_formatted_for_display(key, value, text):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from vpmetrics._scores.speaker_disclosure import SelfCalibratedDisclosure
+from vpmetrics.attacks.fusion import FusedResult, ReportedAttack
 from vpmetrics.report.comparison import (
     collect_checks,
     table_of_changes,
@@ -46,13 +47,16 @@ def system(name, distance, **changes):
     return EvaluatedSystem(name, rebuild(scores(distance), **changes))
 
 
-def attacked(name="x", attack="ridge to original", needs="pairs of both sides", **changes):
-    """A system on whose OP two attacks were tried, and on whose PP where scalars of it are given."""
+def attacked(name="x", **changes):
+    """A system on whose OP attacks were fused, and on whose PP where scalars of it are given."""
     known = scores(0.0)
     if any(key.startswith("pp_") for key in changes):
         known = replace(known, conditions={**known.conditions, **scores(0.0, condition="PP").conditions})
-    given = {"op_d_ece_strongest": 0.37, "op_strongest": 1, "op_d_ece_chance": 0.012, **changes}
-    return EvaluatedSystem(name, rebuild(known, attacks=(("plain", "nothing"), (attack, needs)), **given))
+    given = {"op_d_ece_strongest": 0.37, "op_d_ece_chance": 0.012, **changes}
+    fused = FusedResult({}, torch.tensor(0.0), torch.tensor(0.0), {}, profile=3)
+    known = replace(known, conditions={name: replace(each, strongest=fused) for name, each in known.conditions.items()})
+    attacks = (ReportedAttack("plain", "nothing", {}, {}),)
+    return EvaluatedSystem(name, rebuild(known, attacks=attacks, **given))
 
 
 def text_of(one):
@@ -73,8 +77,8 @@ def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level)
     ("one", "level", "texts"),
     [
         (attacked(), "high", ["learns 0.370 of at most 0.721 bit in OP", "chance 0.012",
-         "The strongest attack tried, “ridge to original”, needs pairs of both sides."]),
-        (attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6, pp_strongest=1), "high",
+         "The strongest attack tried, “fused attacks”, needs pairs of original and protected speech."]),
+        (attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6), "high",
          ["learns 0.667 of at most 0.721 bit in PP", "In OP an attacker learns"]),
         (system("x", 0.0, checks=[Check("speakers", "ok", "40")]), "low", ["No attack was tried"]),
         *((system("x", 0.0, op_d_ece=0.04, op_d_ece_reversed=0.0, disclosure_low=0.02, disclosure_high=high), level,
@@ -152,7 +156,7 @@ LONG = "an_attack_whose_name_goes_on_and_on_without_end_and_without_a_single_spa
 
 @pytest.mark.parametrize("name", ["x", LONG, "汉" * 60, "two\nlines \x1b[31m"])
 def test_summaries_fit_a_terminal_of_80_columns(name):
-    one = attacked(name, f"{name[:20]}<b>", f"{LONG} " * 3, pp_d_ece=0.1, deid=0.5, gvd=-1.0, op_linkability=0.3)
+    one = attacked(name, pp_d_ece=0.1, deid=0.5, gvd=-1.0, op_linkability=0.3)
     one = replace(one, report=replace(one.report, checks=[Check("a check", "failed", f"It failed {LONG}. " * 3)]))
     for lines in (summary_lines(one), comparison_lines([one, system("other", 1.0)])):
         assert max(map(len, lines)) <= 80

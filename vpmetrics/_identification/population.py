@@ -32,7 +32,7 @@ from vpmetrics._utterances.utterances import (
 )
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks, StrongestResult
+    from vpmetrics.attacks.fusion import FusedAttacker, FusedResult
 
 ACCUMULATED = ("probes", "references", "both")
 _SEED = 5489  # of the random order of utterances: the same for every call, so that equal data give equal conversations
@@ -160,8 +160,6 @@ def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
     """Return the side called ``name`` with embeddings mapped by the attack; as it is without one."""
     if attack is None:
         return side
-    if hasattr(attack, "map_side"):
-        return replace(side, embeddings=attack.map_side(side, name))
     original, protected = attack.attack(*((side.embeddings, None) if name == "original" else (None, side.embeddings)))
     return replace(side, embeddings=original if name == "original" else protected)
 
@@ -288,8 +286,8 @@ class PopulationRates:
     data: EvaluationData
     protocol: ConversationProtocol
     bandwidth: float | None = None
-    attacks: CrossFittedAttacks | None = None
-    strongest: StrongestResult | None = None
+    attacks: FusedAttacker | None = None
+    strongest: FusedResult | None = None
 
     def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """Return what :class:`vpmetrics.ReidentificationRate` returns."""
@@ -297,7 +295,7 @@ class PopulationRates:
         return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes, self.bandwidth)
 
     def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
-        """Return the same after the attack chosen for each fold of speakers; NaN for more people than it has."""
+        """Return the same by the fused attacker; NaN for more people than a fold of speakers has."""
         # People are searched among their fold, since the attack has seen all others.
         if parts := self._attacked_folds(utterances):
             return reidentification_rates(parts, sizes, is_extrapolated=False)
@@ -309,8 +307,8 @@ class PopulationRates:
             return []
         protocol = self.protocol._replace(utterances=utterances)
         return [
-            (data, protocol._replace(attack=attack, scoring=attack.compare))
-            for data, attack in self.attacks.chosen_folds(protocol.condition, self.strongest)
+            (fold.data, protocol._replace(scoring=fold.score))
+            for fold in self.attacks.fused_folds(protocol.condition, self.strongest)
         ]
 
     def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:

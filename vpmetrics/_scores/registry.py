@@ -105,14 +105,22 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
                "local information disclosure"),
     ),
     "attack": (
-        Scalar("d_ece_strongest", "strongest D_ECE", BITS, "low", "expected disclosure, in either direction, to the "
-               "strongest attack, fitted and chosen on other speakers; never below plain comparison", _DISCLOSURE),
-        Scalar("eer_strongest", "strongest EER", PERCENT, "high", "equal error rate of that attack", (0.0, 0.5)),
-        _Level("strongest", "strongest attack", COUNT, None, "the number of that attack among those tried"),
-        _Level("d_ece_chance", "D_ECE by chance", BITS, None, "what the same choice of attacks finds with speakers "
+        Scalar("d_ece_strongest", "strongest D_ECE", BITS, "low", "expected disclosure to all attacks "
+               "fused, fitted and weighed on other speakers; never below plain comparison in either direction",
+               _DISCLOSURE),
+        Scalar("eer_strongest", "strongest EER", PERCENT, "high", "equal error rate of the fused attacker", (0.0, 0.5)),
+        _Level("d_ece_chance", "D_ECE by chance", BITS, None, "what the fused attacker finds with speakers "
                "permuted"),
         _Level("attack_speakers", "speakers fitted on", COUNT, None, "how many speakers each attack was fitted on; "
                "attacks find more with more of them"),
+        _Level("d_ece_nothing", "D_ECE, needs nothing", BITS, "low", "expected disclosure to a fused attacker who has "
+               "nothing but the two utterances"),
+        _Level("d_ece_protected", "D_ECE, needs protected speech", BITS, "low", "the same to one who has protected "
+               "speech of other speakers"),
+        _Level("d_ece_labelled", "D_ECE, needs speakers", BITS, "low", "the same to one who also knows which of that "
+               "speech is of one speaker"),
+        _Level("d_ece_pairs", "D_ECE, needs pairs", BITS, "low", "the same to one who also has the original speech, "
+               "that is, the anonymiser"),
     ),
     "population": (
         Scalar("rate", "found among {}", PERCENT, "low", "share of conversations whose speaker is the most similar of "
@@ -123,8 +131,8 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
         _Level("gallery", "references", COUNT, None, "how many people a probe is searched among"),
     ),
     "attacked_population": (
-        Scalar("rate_strongest", "found among {} after the strongest attack", PERCENT, "low", "the same after the "
-               "attack chosen for each fold of speakers, among the people of the fold", _SHARE),
+        Scalar("rate_strongest", "found among {} after the strongest attack", PERCENT, "low", "the same by the "
+               "fused attacker, among the people of a fold of speakers", _SHARE),
         _Level("gallery_strongest", "references after the strongest attack", COUNT, None, "how many people a probe is "
                "searched among after that attack: those of a fold"),
     ),

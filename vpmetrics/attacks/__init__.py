@@ -17,7 +17,7 @@ Example:
     canonical correlation: 0.38 bit
 """
 
-from vpmetrics.attacks.base import Attack, LinearAttack, Maps, TunedAttack
+from vpmetrics.attacks.base import Attack, LinearAttack, TunedAttack
 from vpmetrics.attacks.kernel import EvenKernelRidge, KernelRidge, OuterProducts
 from vpmetrics.attacks.linear import (
     PLDA,
@@ -30,8 +30,11 @@ from vpmetrics.attacks.linear import (
     RidgeToOriginal,
     RidgeToProtected,
     SquaresToProtected,
+    Whitening,
+    WithinClassScaling,
     WithinClassWhitening,
 )
+from vpmetrics.attacks.solutions import Maps
 
 __all__ = [
     "PLDA",
@@ -52,14 +55,21 @@ __all__ = [
     "RidgeToProtected",
     "SquaresToProtected",
     "TunedAttack",
+    "Whitening",
+    "WithinClassScaling",
     "WithinClassWhitening",
 ]
 
 STANDARD: tuple[Attack, ...] = (
     Plain(),
     AbsoluteCosine(),
+    Centred(),
+    Whitening(),
     WithinClassWhitening(),
+    WithinClassScaling(),
     PLDA(),
+    RidgeToOriginal(),
+    RidgeToProtected(),
     Procrustes(),
     CanonicalCorrelation(),
     LikelihoodRatio(),
@@ -68,4 +78,4 @@ STANDARD: tuple[Attack, ...] = (
     EvenKernelRidge(),
     OuterProducts(),
 )
-"""The battery: every attack once, not fitted. Simple attacks come first: of equally strong ones the first is chosen."""
+"""The battery: every attack once, not fitted."""

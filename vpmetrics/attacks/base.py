@@ -1,27 +1,19 @@
-"""What attacks have in common: the interface, linear maps of normalised rows, and how a setting is chosen."""
+"""What attacks have in common: the interface, and how a setting is chosen where one attack is used by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from vpmetrics._util.dtypes import at_least_float32, widen
+from vpmetrics._util.dtypes import at_least_float32
 from vpmetrics._util.validation import check_embeddings, check_finite_embeddings, check_floating, check_tensor
 from vpmetrics._utterances.conditions import SideName
 from vpmetrics._utterances.utterances import row_sort_keys
-from vpmetrics.attacks.moments import (
-    Chain,
-    PairStatistics,
-    RowNormalisation,
-    Solution,
-    TrainingPairs,
-    divide_by_norm,
-    unit_rows,
-)
+from vpmetrics.attacks.moments import PairStatistics, RowNormalisation, TrainingSets, divide_by_norm, unit_rows
+from vpmetrics.attacks.solutions import AnySolution, Maps, SeparateSolutions, Solution, join_steps
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +22,7 @@ NOTHING, PROTECTED = "nothing", "protected speech"
 LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
 
 _FOLDS = 5  # of speakers, to choose a setting by cross-validation
+_MOST_COMPARED = 512  # rows that settings are chosen on
 _AS_GOOD = 0.01  # share of the best separation: a smaller difference may be chance or rounding
 
 
@@ -67,9 +60,8 @@ class Attack:
         >>> voices = demo_voices()
         >>> metric = StrongestAttack(attacks=[NearestMean()])
         >>> metric.update(voices.original, voices.protected["B2"], voices.speakers)
-        >>> values = metric.compute()
-        >>> metric.attack_names[int(values["strongest"])], values["d_ece_strongest"].item() > 0.4
-        ('nearest mean', True)
+        >>> metric.compute()["d_ece_strongest"].item() > 0.4
+        True
     """
 
     name: str
@@ -84,34 +76,12 @@ class Attack:
         return original, protected
 
 
-class Maps(NamedTuple):
-    """What a linear attack does to each side: ``(x - mean) @ map``; None for a mean of zero and for the identity.
-
-    Example:
-        >>> mean = torch.tensor([1.0, 2.0])
-        >>> Maps(mean_o=mean, mean_p=-mean).map_p is None
-        True
-    """
-
-    mean_o: Tensor | None = None  # (D,)
-    map_o: Tensor | Chain | None = None  # (D, d), or several maps one after another
-    mean_p: Tensor | None = None
-    map_p: Tensor | Chain | None = None
-
-    def prepend_steps(self, original: Chain, protected: Chain) -> Solution:
-        """Return the solution that applies these steps to the rows of each side, and then its mean and map."""
-        sides = []
-        for steps, mean, maps in ((original, self.mean_o, self.map_o), (protected, self.mean_p, self.map_p)):
-            shift = () if mean is None else (partial(torch.sub, other=mean),)
-            sides.append((*steps, *shift, *((maps,) if isinstance(maps, Tensor) else maps or ())))
-        return Solution(*sides)
-
-
 class TunedAttack(Attack):
-    """An attack with several settings; it takes the one that best separates speakers it was not fitted on.
+    """An attack of this library, with several settings; each of them takes part in the fused attacker.
 
-    ``settings`` are sorted from the least to the most regularised; of nearly equal ones the last is taken.
-    ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
+    Fitted by itself, it takes the setting that best separates speakers it was not fitted on. ``settings`` are sorted
+    from the least to the most regularised; of nearly equal ones the last is taken. ``conditions`` names the kinds of
+    pairs it is made for: ``"OP"``, ``"PP"`` or both.
 
     Example:
         >>> from vpmetrics.attacks import KernelRidge
@@ -122,17 +92,13 @@ class TunedAttack(Attack):
     needs: str = PAIRS
     settings: Sequence[Any] = (None,)
     conditions: Sequence[str] = ("OP", "PP")
-    views: Sequence[RowNormalisation] | None = None  # None for all that the pairs offer
-    solution: Solution | None = None
+    views: Sequence[RowNormalisation] | None = None  # None for all that the training sets offer
+    solution: AnySolution | None = None
     width: int
 
-    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: Any) -> Solution:
-        """Return the attack fitted with one setting, on rows normalised as ``view`` says."""
+    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> AnySolution:
+        """Return the attack fitted on each training set with each setting, on rows normalised as ``view`` says."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `solve`.")
-
-    def choices(self, views: Sequence[RowNormalisation]) -> list[tuple[RowNormalisation, Any]]:
-        """Return all settings, from the least regularised, with each way of normalising rows in turn."""
-        return [(view, setting) for view in self.views or views for setting in self.settings]
 
     @torch.no_grad()
     def fit(
@@ -151,57 +117,70 @@ class TunedAttack(Attack):
         assert speakers is not None
         if len(protected) == 0:
             raise ValueError("Expected `protected` to have at least one row, but got none.")
-        pairs = TrainingPairs(original, protected, speakers)
-        choice = self._choose_by_cross_validation(pairs, is_same_side="OP" not in self.conditions or original is None)
-        self.solution, self.width = self.solve(pairs, *choice), protected.shape[1]
+        sets = TrainingSets(original, protected, speakers)
+        is_same_side = "OP" not in self.conditions or original is None
+        view, setting = self._choose_by_cross_validation(sets, is_same_side)
+        self.solution = self.solve(sets, view, [setting])
+        self.width = protected.shape[1]
         return self
 
     def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return both sides as they are compared; None for a side that was left out."""
         if self.solution is None:
             raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
-        sides: dict[SideName, Tensor | None] = {"original": original, "protected": protected}
-        for name, rows in sides.items():
-            if rows is None:
-                continue
-            check_floating(name, rows)
-            if self.needs != NOTHING and rows.shape[-1] != self.width:
-                raise ValueError(
-                    f"Expected `{name}` to be {self.width} wide, as the rows fitted on, but got {rows.shape[-1]}."
-                )
-            sides[name] = self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype)
-        return sides["original"], sides["protected"]
+        mapped_original = None if original is None else self._map_rows(original, "original")
+        mapped_protected = None if protected is None else self._map_rows(protected, "protected")
+        return mapped_original, mapped_protected
 
-    def _choose_by_cross_validation(self, pairs: TrainingPairs, is_same_side: bool) -> tuple[RowNormalisation, Any]:
-        """Return the choice that best separates the speakers of each fold, fitted on the other folds."""
-        choices = self.choices(pairs.views)
-        if len(choices) == 1 or pairs.num_speakers < 2:
+    def _map_rows(self, rows: Tensor, side: SideName) -> Tensor:
+        check_floating(side, rows)
+        if self.needs != NOTHING and rows.shape[-1] != self.width:
+            raise ValueError(
+                f"Expected `{side}` to be {self.width} wide, as the rows fitted on, but got {rows.shape[-1]}."
+            )
+        assert self.solution is not None
+        mapped = self.solution.map_side(unit_rows(rows)[None], side)[0, 0]
+        return mapped.to(at_least_float32(rows).dtype)
+
+    def _choose_by_cross_validation(self, sets: TrainingSets, is_same_side: bool) -> tuple[RowNormalisation, Any]:
+        """Return the view and the setting that best separate the speakers of each fold, fitted on the other folds."""
+        views = tuple(self.views or sets.views)
+        choices = [(view, setting) for view in views for setting in self.settings]
+        if len(choices) == 1 or sets.num_speakers < 2:
             return choices[-1]  # the most regularised one
-        sums = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
-        sums = sums.index_add(0, pairs.speaker_index, pairs.protected)
-        num_folds = min(_FOLDS, max(2, pairs.num_speakers // 2))
-        folds = (row_sort_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
-        separations = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
-        columns = pairs.original, pairs.protected, pairs.speaker_index
-        for fold in range(num_folds):
-            o, p, speakers = (column[folds != fold] for column in columns)
-            training = TrainingPairs(o, p, speakers, pairs.views)
-            o, p, speakers = (column[folds == fold] for column in columns)
-            is_same = speakers[:, None] == speakers
-            is_target = is_same & ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
-            for index, choice in enumerate(choices):
-                solution = self.solve(training, *choice)
-                test = solution.map_side(p, "protected")
-                scores = score_mapped_rows(self, test if is_same_side else solution.map_side(o, "original"), test)
-                separations[index] += separation_of_scores(scores, is_target, ~is_same)
-        return choices[choose_most_regularised(separations)]
+        sums = sets.protected.new_zeros(sets.num_speakers, sets.protected.shape[1])
+        sums.index_add_(0, sets.speaker_index, sets.protected)
+        num_folds = min(_FOLDS, max(2, sets.num_speakers // 2))
+        place = row_sort_keys(sums).argsort(stable=True).argsort()[sets.speaker_index]
+        is_member = torch.arange(num_folds, device=place.device)[:, None] != place % num_folds
+        training = TrainingSets(sets.original, sets.protected, sets.speaker_index, is_member, views)
+        compared = place.argsort(stable=True)[:_MOST_COMPARED]  # whole speakers, of every fold
+        speakers = sets.speaker_index[compared]
+        is_same = speakers[:, None] == speakers
+        is_inside = ~is_member[:, compared]
+        is_trial = is_inside[:, :, None] & is_inside[:, None]  # (T, n, n)
+        is_target = is_trial & is_same & ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
+        is_nontarget = is_trial & ~is_same
+        separations = []
+        for view in views:
+            solution = self.solve(training, view, self.settings)
+            test = solution.map_side(sets.protected[compared].expand(num_folds, -1, -1), "protected")
+            enrolment = test
+            if not is_same_side:
+                enrolment = solution.map_side(sets.original[compared].expand(num_folds, -1, -1), "original")
+            scores = score_mapped_rows(self, enrolment, test)
+            scores = scores.expand(len(self.settings), *scores.shape[1:])
+            separations.append(separation_of_scores(scores, is_target, is_nontarget).sum(1))
+        return choices[choose_most_regularised(torch.cat(separations))]
 
 
 class LinearAttack(TunedAttack):
     """An attack that centres, normalises and maps each side linearly, as follows from the moments of pairs.
 
-    A subclass derives ``maps`` from means and covariances of normalised pairs: ``statistics.mean_p``,
-    ``statistics.pp``, ``statistics.po`` and so on. A metric can also fit it on the moments that it has observed.
+    A subclass derives ``maps`` from means and covariances of normalised pairs: ``statistics.mean_p`` ``(D,)``,
+    ``statistics.pp``, ``statistics.po`` ``(D, D)`` and so on, see :class:`vpmetrics.attacks.moments.PairStatistics`.
+    A metric can also fit it on the moments that it has observed. Where the class that defines ``maps`` says
+    ``is_batched = True``, ``maps`` is called once for all training sets and settings.
 
     Example:
         >>> class Subspace(LinearAttack):
@@ -223,14 +202,71 @@ class LinearAttack(TunedAttack):
         """Return the maps that follow from means and covariances of pairs."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
 
-    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: Any) -> Solution:
+    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> AnySolution:
         """Return, for each side, the normalisation of the view followed by the maps of normalised pairs."""
-        norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        return self.maps(pairs.statistics(view), setting).prepend_steps((norm_o,), (norm_p,))
+        normalisers = sets.normaliser("original", view), sets.normaliser("protected", view)
+        return self.solve_statistics(sets.statistics(view), settings, normalisers)
 
-    def solve_moments(self, statistics: PairStatistics, setting: Any) -> Solution:
-        """Return the maps that follow from observed moments of rows of unit length."""
-        return self.maps(statistics, setting).prepend_steps((widen,), (widen,))
+    def solve_statistics(
+        self, statistics: PairStatistics, settings: Sequence[Any], normalisers: tuple[Any, Any] = (None, None)
+    ) -> AnySolution:
+        """Return the maps that follow from statistics of rows that were normalised in this way."""
+        if vars(defining_class(type(self), "maps")).get("is_batched", False):
+            maps = self.maps(statistics, stack_settings(settings, statistics.pp))
+            return _join_maps(maps, *normalisers)
+        functions: list[list[Callable[[Tensor, SideName], Tensor]]] = []
+        for setting in settings:
+            functions.append([])
+            for number in range(len(statistics.pp)):
+                chosen = [each and each.select_sets(slice(number, number + 1)) for each in normalisers]
+                solution = _join_maps(self.maps(statistics.select_set(number), setting), *chosen)
+                functions[-1].append(_map_rows_of_one_set(solution))
+        return SeparateSolutions(functions)
+
+
+def _join_maps(maps: Maps, normaliser_o: Any, normaliser_p: Any) -> Solution:
+    return Solution(
+        join_steps(normaliser_o, maps.mean_o, maps.map_o), join_steps(normaliser_p, maps.mean_p, maps.map_p)
+    )
+
+
+def _map_rows_of_one_set(solution: Solution) -> Callable[[Tensor, SideName], Tensor]:
+    return lambda rows, side: solution.map_side(rows[None], side)[0, 0]
+
+
+def stack_settings(settings: Sequence[Any], like: Tensor) -> Any:
+    """Return numbers as a tensor ``(S, 1, 1, 1)``, tuples of numbers as a tuple of these, and ``[None]`` as None.
+
+    Example:
+        >>> ridge, damping = stack_settings([(0.1, 10.0), (1.0, 10.0)], torch.zeros(1))
+        >>> ridge.shape, damping.flatten()
+        (torch.Size([2, 1, 1, 1]), tensor([10., 10.]))
+    """
+    if settings[0] is None:
+        return None
+    table = torch.tensor(settings, dtype=like.dtype, device=like.device)
+    if table.dim() == 1:
+        return table.view(-1, 1, 1, 1)
+    return tuple(column.reshape(-1, 1, 1, 1) for column in table.T)
+
+
+def defining_class(kind: type, name: str) -> type:
+    """Return the class in which a class finds a method or an attribute."""
+    return next(each for each in kind.__mro__ if name in vars(each))
+
+
+def has_own_score(attack: Any) -> bool:
+    """Return whether an attack compares rows by a method ``score`` that is no inner product."""
+    if not hasattr(attack, "score"):
+        return False
+    if "score" in vars(attack):
+        return True
+    return not vars(defining_class(type(attack), "score")).get("is_inner_product", False)
+
+
+def has_batched_score(attack: Any) -> bool:
+    """Return whether the method ``score`` of an attack takes rows ``(..., A, E)`` and ``(..., B, E)``."""
+    return hasattr(attack, "score") and vars(defining_class(type(attack), "score")).get("has_batched_score", False)
 
 
 def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
@@ -239,14 +275,16 @@ def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tenso
         scores: Tensor = attack.score(original, protected)
         return scores
     left = divide_by_norm(original)
-    return left @ (left if protected is original else divide_by_norm(protected)).mT
+    right = left if protected is original else divide_by_norm(protected)
+    return left @ right.mT
 
 
 def has_builtin_fit(attack: Any) -> bool:
     """Return whether an attack inherits `fit` and `attack` of `TunedAttack` unchanged, so that fits can be shared."""
-    return isinstance(attack, TunedAttack) and all(
-        getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name) for name in ("fit", "attack")
-    )
+    if not isinstance(attack, TunedAttack):
+        return False
+    names = ("fit", "attack")
+    return all(getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name) for name in names)
 
 
 def is_made_for(attack: Any, is_same_side: bool) -> bool:
@@ -255,35 +293,31 @@ def is_made_for(attack: Any, is_same_side: bool) -> bool:
 
 
 def learns_from_moments(attack: Any) -> bool:
-    """Return whether an attack can be fitted on observed moments: no subclass overrides `solve` alone."""
-    if not has_builtin_fit(attack) or not isinstance(attack, LinearAttack):
+    """Return whether an attack can be fitted on observed moments."""
+    if not (has_builtin_fit(attack) and isinstance(attack, LinearAttack)):
         return False
-    of_moments, of_pairs = (
-        next(each for each in type(attack).__mro__ if name in vars(each)) for name in ("solve_moments", "solve")
-    )
-    return issubclass(of_moments, of_pairs) and (attack.needs != NOTHING or of_moments is not LinearAttack)
+    return attack.needs != NOTHING and type(attack).solve is LinearAttack.solve
 
 
 def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
-    """Return how well scores ``(A, B)`` separate targets, see :func:`separation_of_sums`."""
-    sums = [
-        torch.stack([weight.sum(), (weight * scores).sum(), (weight * scores.square()).sum()])
-        for weight in (is_nontarget.to(scores), is_target.to(scores))
-    ]
-    return separation_of_sums(torch.stack(sums))
-
-
-def separation_of_sums(sums: Tensor) -> Tensor:
     r"""Return D_ECE over its maximum as if scores were Gaussian, negative where targets score lower; 0 without a class.
 
     With the gap :math:`d` between the class means in standard deviations it is
-    :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum. ``sums`` ``(2, 3, ...)``:
-    number, sum and sum of squares of the scores of non-targets and of targets.
+    :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum. Scores ``(..., A, B)`` give
+    values ``(...)``.
     """
-    number, total, squares = sums.unbind(1)
-    mean = total / number
-    variance = (squares - total * mean).clamp(min=0).sum(0) / number.sum(0)
-    gap = (mean[1] - mean[0]) / variance.clamp(min=torch.finfo(sums.dtype).tiny).sqrt()
+    numbers = []
+    means = []
+    squares = []
+    for is_of_class in (is_nontarget, is_target):
+        weight = is_of_class.to(scores)
+        number = weight.sum((-2, -1))
+        mean = (weight * scores).sum((-2, -1)) / number
+        numbers.append(number)
+        means.append(mean)
+        squares.append((weight * scores.square()).sum((-2, -1)) - number * mean.square())
+    variance = (squares[0].clamp(min=0) + squares[1].clamp(min=0)) / (numbers[0] + numbers[1])
+    gap = (means[1] - means[0]) / variance.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()
     return (-torch.expm1(-gap.square() / 6.5) * gap.sign()).nan_to_num(0)
 
 

@@ -1,23 +1,25 @@
-"""Kernel attacks: those that are not linear, fitted on a bounded number of utterances."""
+"""Kernel attacks: those that are not linear, fitted on a bounded number of utterances of each training set."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vpmetrics._utterances.conditions import SideName
-from vpmetrics.attacks.base import PAIRS, TunedAttack
+from vpmetrics.attacks.base import PAIRS, TunedAttack, stack_settings
 from vpmetrics.attacks.moments import (
     CENTRED,
     RowNormalisation,
-    Solution,
-    TrainingPairs,
+    TrainingSets,
     cholesky_plus_diagonal,
-    solve_lower,
+    invert_lower,
+    mean_of_diagonal,
 )
+from vpmetrics.attacks.solutions import Solution, join_steps
 
 _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on
@@ -45,14 +47,17 @@ class KernelRidge(TunedAttack):
 
     name, needs, settings, views = "kernel ridge", PAIRS, (3e-2,), (CENTRED,)
 
-    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
+    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> Solution:
         """Return maps of protected rows to predicted original rows, and of original rows to centred ones."""
-        original, protected = (pairs.rows(side, view, _MOST_ROWS) for side in ("original", "protected"))
-        mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
-        weights = _fit_kernel_ridge(kernel(protected), setting, original - mean, kernel.variance)
+        rows = sets.take_rows(_MOST_ROWS)
+        original = sets.view_rows("original", view, rows)
+        protected = sets.view_rows("protected", view, rows)
+        mean = original.mean(1, keepdim=True)
+        kernel = GaussianKernel(protected, protected.var(1, correction=0).sum(-1)[:, None, None])
+        weights = _fit_kernel_ridge(kernel(protected), settings, original - mean, kernel.variance)
         return Solution(
-            (pairs.normalisation("original", view), partial(torch.sub, other=mean)),
-            (pairs.normalisation("protected", view), kernel, weights),
+            join_steps(sets.normaliser("original", view), mean, None),
+            join_steps(sets.normaliser("protected", view), None, (kernel, weights)),
         )
 
 
@@ -73,14 +78,15 @@ class EvenKernelRidge(TunedAttack):
 
     name, needs, settings, views, conditions = "even kernel ridge", PAIRS, (1e-1,), (CENTRED,), ("OP",)
 
-    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
+    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> Solution:
         """Return maps of original rows to predicted protected rows, and of protected rows to centred ones."""
-        kernel, protected = _fit_product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
-        mean = protected.mean(0)
-        weights = _fit_kernel_ridge(kernel.matrix, setting, protected - mean, kernel.variance)
+        kernel = _fit_product_kernel(sets, "original", view)
+        protected = sets.view_rows("protected", view, sets.take_rows(_MOST_PRODUCTS))
+        mean = protected.mean(1, keepdim=True)
+        weights = _fit_kernel_ridge(kernel.matrix, settings, protected - mean, kernel.variance)
         return Solution(
-            (pairs.normalisation("original", view), kernel, weights),
-            (pairs.normalisation("protected", view), partial(torch.sub, other=mean)),
+            join_steps(sets.normaliser("original", view), None, (kernel, weights)),
+            join_steps(sets.normaliser("protected", view), mean, None),
         )
 
 
@@ -101,14 +107,15 @@ class OuterProducts(TunedAttack):
 
     name, needs, settings, views = "outer products", PAIRS, (1e-2,), (CENTRED,)
 
-    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
+    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> Solution:
         """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
-        kernel_o, kernel_p = (_fit_product_kernel(pairs, side, view) for side in ("original", "protected"))
+        kernel_o = _fit_product_kernel(sets, "original", view)
+        kernel_p = _fit_product_kernel(sets, "protected", view)
         root = cholesky_plus_diagonal(kernel_o.matrix, _JITTER * kernel_o.variance + _TINY)
-        weights = _fit_kernel_ridge(kernel_p.matrix, setting, root, kernel_p.variance)
+        weights = _fit_kernel_ridge(kernel_p.matrix, settings, root, kernel_p.variance)
         return Solution(
-            (pairs.normalisation("original", view), kernel_o, partial(solve_lower, root)),
-            (pairs.normalisation("protected", view), kernel_p, weights),
+            join_steps(sets.normaliser("original", view), None, (kernel_o, invert_lower(root).mT)),
+            join_steps(sets.normaliser("protected", view), None, (kernel_p, weights)),
         )
 
 
@@ -116,38 +123,59 @@ class OuterProducts(TunedAttack):
 class GaussianKernel:
     """Gaussian kernel; its width follows from the total variance of the training rows."""
 
-    training_rows: Tensor  # (n, D)
+    training_rows: Tensor  # (T, n, D)
+    variance: Tensor  # (T, 1, 1)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the kernel ``(T, N, n)`` between rows ``(T, N, D)`` and the training rows."""
+        known = self.training_rows.to(rows)
+        squared = rows.square().sum(-1)[..., None] + known.square().sum(-1)[:, None] - 2 * rows @ known.mT
+        return torch.exp(-squared / (2 * _WIDTH * self.variance.to(rows)).clamp(min=torch.finfo(rows.dtype).tiny))
+
+    def select_sets(self, sets: slice) -> GaussianKernel:
+        """Return the kernel of some of the training sets."""
+        return GaussianKernel(self.training_rows[sets], self.variance[sets])
+
+
+@dataclass(frozen=True, eq=False)
+class ProductKernel:
+    """Kernel of all products of two dimensions; its features have mean zero over the training rows.
+
+    ``matrix`` ``(T, n, n)`` is that of the training rows ``(T, n, D)``; ``mean`` ``(T, 1, n)`` that of each column
+    before it was centred; ``variance`` ``(T, 1, 1)`` the total variance of the features.
+    """
+
+    training_rows: Tensor
+    mean: Tensor
+    matrix: Tensor
     variance: Tensor
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the kernel ``(N, n)`` between rows ``(N, D)`` and the training rows."""
-        squared = rows.square().sum(1)[:, None] + self.training_rows.square().sum(1) - 2 * rows @ self.training_rows.T
-        return torch.exp(-squared / (2 * _WIDTH * self.variance).clamp(min=torch.finfo(rows.dtype).tiny))
+        """Return the kernel ``(T, N, n)`` between rows ``(T, N, D)`` and the training rows."""
+        values = (rows @ self.training_rows.to(rows).mT).square() - self.mean.to(rows)
+        return values - values.mean(-1, keepdim=True)
+
+    def select_sets(self, sets: slice) -> ProductKernel:
+        """Return the kernel of some of the training sets."""
+        return ProductKernel(self.training_rows[sets], self.mean[sets], self.matrix[sets], self.variance[sets])
 
 
-class ProductKernel:
-    """Kernel of all products of two dimensions; its features have mean zero over the training rows ``(n, D)``."""
+def _fit_product_kernel(sets: TrainingSets, side: SideName, view: RowNormalisation) -> ProductKernel:
+    def fit() -> ProductKernel:
+        rows = sets.view_rows(side, view, sets.take_rows(_MOST_PRODUCTS))
+        uncentred = (rows @ rows.mT).square()
+        mean = uncentred.mean(1, keepdim=True)
+        matrix = uncentred - mean - mean.mT + mean.mean(-1, keepdim=True)
+        return ProductKernel(rows, mean, matrix, mean_of_diagonal(matrix))
 
-    def __init__(self, training_rows: Tensor) -> None:
-        uncentred = (training_rows @ training_rows.T).square()
-        self.training_rows, self.mean = training_rows, uncentred.mean(0)
-        self.matrix = uncentred - self.mean - self.mean[:, None] + self.mean.mean()  # (n, n), of the training rows
-        self.variance = self.matrix.diagonal().mean()  # the total variance of their features
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return the kernel ``(N, n)`` between rows ``(N, D)`` and the training rows."""
-        values = (rows @ self.training_rows.T).square() - self.mean
-        return values - values.mean(1, keepdim=True)
+    return sets.get_or_make((side, view, "products"), fit)
 
 
-def _fit_product_kernel(pairs: TrainingPairs, side: SideName, view: RowNormalisation) -> ProductKernel:
-    return pairs.get_or_make((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
+def _fit_kernel_ridge(kernel: Tensor, settings: Sequence[float], values: Tensor, variance: Tensor) -> Tensor:
+    """Return the weights ``(S, T, n, d)`` of kernel ridge regressions of values ``(T, n, d)``.
 
-
-def _fit_kernel_ridge(kernel: Tensor, ridge: float, values: Tensor, variance: Tensor) -> Tensor:
-    """Return the weights of a kernel ridge regression of values; 0 where the features have no variance.
-
-    The ridge is relative to the mean diagonal.
+    Ridges are relative to the mean diagonal. Where the features have no variance the weights are 0.
     """
-    root = cholesky_plus_diagonal(kernel, ridge * kernel.diagonal().mean() + _TINY)
-    return torch.where(variance > _ROUNDING, torch.cholesky_solve(values, root), 0)
+    ridge = stack_settings(settings, kernel)
+    inverse_root = invert_lower(cholesky_plus_diagonal(kernel, ridge * mean_of_diagonal(kernel) + _TINY))
+    return torch.where(variance > _ROUNDING, inverse_root.mT @ (inverse_root @ values), 0)

@@ -1,33 +1,35 @@
-"""Attacks that follow from means and covariances: of protected speech alone, with speakers, or of pairs."""
+"""Attacks that follow from means and covariances: of protected speech alone, with speakers, or of pairs.
+
+Every ``maps`` here works on all training sets at once, and on all settings: numbers of a setting are tensors
+``(S, 1, 1, 1)``, statistics ``(T, D, D)``, maps ``(S, T, D, D)``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
+from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack
 from vpmetrics.attacks.moments import (
     UNIT,
     PairStatistics,
-    RowMap,
     RowNormalisation,
-    Solution,
-    TrainingPairs,
-    apply_chain,
-    centre_and_scale,
+    SquaredRows,
+    TrainingSets,
     cholesky_plus_diagonal,
-    solve_lower,
-    unit_rows,
+    divide_by_norm,
+    identity_like,
+    invert_lower,
 )
+from vpmetrics.attacks.solutions import AnySolution, Maps
 
-RidgeAndDamping = tuple[float, float]
-"""Setting of a canonical correlation: the ridge of both covariances, and an addition to ``1 - correlation ** 2``."""
-
-_SOFT = 1e-6  # of the largest singular value: the rotation leaves out directions far below it
+_TINY_WEIGHT = 1e-9  # added to weights of PLDA, at most 1/2, so that they have a Cholesky factor
+# Newton-Schulz: quintic steps bring singular values from 1e-4 to 1 of the largest into [0.7, 1.2], and cubic steps
+# bring these to 1 within 1e-4.
+_QUINTIC, _QUINTIC_STEPS, _CUBIC_STEPS = (3.4445, -4.7750, 2.0315), 8, 4
 
 
 class Plain(LinearAttack):
@@ -41,6 +43,7 @@ class Plain(LinearAttack):
 
     name, needs = "plain", NOTHING
     views: Sequence[str] | None = (UNIT,)
+    is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
         """Return the identity: rows are only normalised."""
@@ -57,13 +60,14 @@ class AbsoluteCosine(Plain):
     """
 
     name = "absolute cosine"
+    has_batched_score = True
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
-        """Return absolute cosines ``(A, B)``."""
-        return (unit_rows(original) @ unit_rows(protected).mT).abs().to(original)
+        """Return absolute cosines ``(..., A, B)``."""
+        return (divide_by_norm(original) @ divide_by_norm(protected).mT).abs()
 
 
-class Centred(Plain):
+class Centred(LinearAttack):
     """The mean of each side subtracted. The attacker needs protected speech of any speakers.
 
     Example:
@@ -72,12 +76,32 @@ class Centred(Plain):
         (None, tensor([[ 0.7071, -0.7071]]))
     """
 
-    name, needs, views = "centred", PROTECTED, None
+    name, needs = "centred", PROTECTED
+    is_batched = True
 
-    def solve_moments(self, statistics: PairStatistics, setting: None) -> Solution:
-        """Return the subtraction of observed means."""
-        norms = [(partial(centre_and_scale, mean, None),) for mean in (statistics.mean_o, statistics.mean_p)]
-        return self.maps(statistics, setting).prepend_steps(*norms)
+    def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
+        """Return the subtraction of the means; normalised rows have been centred before."""
+        return Maps(statistics.mean_o, None, statistics.mean_p, None)
+
+
+class Whitening(LinearAttack):
+    """Both sides whitened by protected speech. The attacker needs protected speech of any speakers.
+
+    Example:
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> protected = torch.randn(80, 2, generator=draw) * torch.tensor([1.0, 9.0])
+        >>> _, mapped = Whitening().fit(protected=protected, speakers=torch.arange(80) // 4).attack(None, protected)
+        >>> mapped.shape
+        torch.Size([80, 2])
+    """
+
+    name, needs, settings = "whitening", PROTECTED, (1e-1, 1.0)
+    is_batched = True
+
+    def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
+        """Return an inverse root of the covariance of protected speech, the same for both sides."""
+        white = statistics.whiten("pp", setting)
+        return Maps(statistics.mean_o, white, statistics.mean_p, white)
 
 
 class WithinClassWhitening(LinearAttack):
@@ -92,19 +116,37 @@ class WithinClassWhitening(LinearAttack):
         [False, True]
     """
 
-    name, needs = "within-class whitening", LABELLED
-    settings = (("full", 1e-1), ("full", 1.0), ("full", 10.0), ("diagonal", 1e-6), ("diagonal", 1e-1))
+    name, needs, settings = "within-class whitening", LABELLED, (1e-1, 1.0, 10.0)
+    is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: tuple[Literal["full", "diagonal"], float]) -> Maps:
+    def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
         """Return an inverse root of the covariance within speakers, the same for both sides."""
-        form, ridge = setting
-        if form == "full":
-            chain = statistics.whiten("within_pp", ridge)
-        else:
-            variance = statistics.within_pp.diagonal()
-            added = ridge * variance.mean() + torch.finfo(variance.dtype).tiny
-            chain = ((variance.clamp(min=0) + added).rsqrt(),)
-        return Maps(statistics.mean_o, chain, statistics.mean_p, chain)
+        white = statistics.whiten("within_pp", setting)
+        return Maps(statistics.mean_o, white, statistics.mean_p, white)
+
+
+class WithinClassScaling(LinearAttack):
+    """Every dimension divided by the deviation of protected speech within speakers, of which speakers are needed.
+
+    Example:
+        >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
+        >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 9.0, 9.0])
+        >>> _, mapped = WithinClassScaling().fit(protected=protected, speakers=speakers).attack(None, protected)
+        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, mapped)]
+        [False, True]
+    """
+
+    name, needs, settings = "within-class scaling", LABELLED, (1e-6, 1e-1)
+    is_batched = True
+
+    def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
+        """Return one factor per dimension, the same for both sides."""
+        variance = statistics.within_pp.diagonal(dim1=-2, dim2=-1)[..., None, :].clamp(min=0)
+        added = setting * variance.mean(-1, keepdim=True) + torch.finfo(variance.dtype).tiny
+        has_variance = statistics.project("pp").diagonal(dim1=-2, dim2=-1)[..., None, :]
+        scale = (variance + added).rsqrt() * has_variance * identity_like(statistics.pp)
+        return Maps(statistics.mean_o, scale, statistics.mean_p, scale)
 
 
 class PLDA(LinearAttack):
@@ -124,12 +166,15 @@ class PLDA(LinearAttack):
     """
 
     name, needs, settings, conditions = "PLDA", LABELLED, (1e-1, 1.0), ("PP",)
+    is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: float) -> Maps:
-        """Return a root of the weights, of no more directions than speakers."""
+    def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
+        r"""Return a root of the weights, :math:`B (I + 2B)^{-1} = \tfrac12 (I - (I + 2B)^{-1})`."""
         white = statistics.whiten("within_pp", setting)
-        means = apply_chain(statistics.weighted_speaker_means, white)  # B is means.T @ means
-        chain = (*white, means.T, partial(solve_lower, cholesky_plus_diagonal(2 * means @ means.T, 1.0)))
+        between = white.mT @ statistics.between_pp @ white
+        inverse_root = invert_lower(cholesky_plus_diagonal(2 * between, 1.0))
+        weights = 0.5 * (identity_like(between) - inverse_root.mT @ inverse_root)
+        chain = white @ cholesky_plus_diagonal(weights, _TINY_WEIGHT)
         return Maps(statistics.mean_o, chain, statistics.mean_p, chain)
 
 
@@ -143,12 +188,13 @@ class RidgeToOriginal(LinearAttack):
         True
     """
 
-    name, needs, settings = "ridge to original", PAIRS, (1e-6, 1e-4, 1e-2, 1e-1, 1.0)
+    name, needs, settings = "ridge to original", PAIRS, (1e-2, 1.0)
+    is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: float) -> Maps:
+    def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
         """Return the ridge regression of original on protected."""
         white = statistics.whiten("pp", setting)
-        return Maps(statistics.mean_o, None, statistics.mean_p, (*white, apply_chain(statistics.po.T, white).T))
+        return Maps(statistics.mean_o, None, statistics.mean_p, white @ (white.mT @ statistics.po))
 
 
 class RidgeToProtected(LinearAttack):
@@ -163,11 +209,12 @@ class RidgeToProtected(LinearAttack):
 
     name, needs, conditions = "ridge to protected", PAIRS, ("OP",)
     settings: Sequence[Any] = RidgeToOriginal.settings
+    is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: float) -> Maps:
+    def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
         """Return the ridge regression of protected on original."""
         white = statistics.whiten("oo", setting)
-        return Maps(statistics.mean_o, (*white, apply_chain(statistics.po, white).T), statistics.mean_p, None)
+        return Maps(statistics.mean_o, white @ (white.mT @ statistics.po.mT), statistics.mean_p, None)
 
 
 class SquaresToProtected(RidgeToProtected):
@@ -183,12 +230,10 @@ class SquaresToProtected(RidgeToProtected):
 
     name, settings = "squares to protected", (1e-2, 1.0)
 
-    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
+    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> AnySolution:
         """Return the steps of both sides: original rows are squared and regressed, protected rows are only centred."""
-        norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        columns = pairs.rows("original", view).square(), pairs.rows("protected", view), pairs.speaker_index
-        statistics = pairs.get_or_make((view, "squares"), lambda: PairStatistics(*columns, pairs.num_speakers))
-        return self.maps(statistics, setting).prepend_steps((norm_o, torch.square), (norm_p,))
+        normalisers = SquaredRows(sets.normaliser("original", view)), sets.normaliser("protected", view)
+        return self.solve_statistics(sets.statistics(view, is_original_squared=True), settings, normalisers)
 
 
 class Procrustes(LinearAttack):
@@ -202,14 +247,33 @@ class Procrustes(LinearAttack):
     """
 
     name, needs, conditions = "Procrustes", PAIRS, ("OP",)
+    is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
-        r"""Return the orthogonal map that brings the sides closest: :math:`C (C^\top C)^{-1/2}` of their products."""
-        products = statistics.po
-        values, vectors = torch.linalg.eigh(products.T @ products)
-        added = (_SOFT**2 * values.amax()).clamp(min=torch.finfo(values.dtype).tiny)
-        inverse = (values.clamp(min=0) + added).rsqrt()
-        return Maps(statistics.mean_o, None, statistics.mean_p, products @ (vectors * inverse) @ vectors.T)
+        """Return the orthogonal map that brings the sides closest: the polar factor of their products."""
+        return Maps(statistics.mean_o, None, statistics.mean_p, orthogonalise(statistics.po))
+
+
+def orthogonalise(matrix: Tensor) -> Tensor:
+    r"""Return the polar factor :math:`C (C^\top C)^{-1/2}` of matrices ``(..., D, D)`` by Newton-Schulz steps.
+
+    Singular values far below the largest stay small: their directions are noise.
+
+    Example:
+        >>> turn = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))[0]
+        >>> bool((orthogonalise(turn * 3) - turn).abs().amax() < 1e-3)
+        True
+    """
+    norm = torch.linalg.matrix_norm(matrix, keepdim=True).clamp(min=torch.finfo(matrix.dtype).tiny)
+    found: Tensor = matrix / norm
+    linear, cubic, quintic = _QUINTIC
+    square: Tensor
+    for _ in range(_QUINTIC_STEPS):
+        square = found.mT @ found
+        found = linear * found + found @ (cubic * square + quintic * square @ square)
+    for _ in range(_CUBIC_STEPS):
+        found = 1.5 * found - 0.5 * found @ (found.mT @ found)
+    return found
 
 
 class CanonicalCorrelation(LinearAttack):
@@ -229,20 +293,27 @@ class CanonicalCorrelation(LinearAttack):
     """
 
     name, needs = "canonical correlation", PAIRS
-    settings: Sequence[Any] = ((1e-4, 1e-3), (1e-3, 1e-3), (1e-1, 1e-3), (1e-1, 10.0), (1.0, 10.0))
+    settings: Sequence[Any] = ((1e-4, 1e-3), (1e-3, 1e-3), (1e-1, 1e-3), (1e-1, 10.0), (1.0, 1e-3), (1.0, 10.0))
+    is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: RidgeAndDamping) -> Maps:
+    def maps(self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]) -> Maps:
         """Return the whitening of each side, then K for protected rows, then a root of the inverse for both sides."""
-        ridge, damping = setting
-        product = statistics.correlate(ridge)
-        root = statistics.get_or_make(
-            ("root", setting), lambda: partial(solve_lower, cholesky_plus_diagonal(-product.T @ product, 1.0 + damping))
-        )
-        chain_o, chain_p = (*statistics.whiten("oo", ridge), root), (*statistics.whiten("pp", ridge), product, root)
-        return Maps(statistics.mean_o, chain_o, statistics.mean_p, chain_p)
+        white_o, white_p, product, root = _correlate(statistics, *setting)
+        return Maps(statistics.mean_o, white_o @ root, statistics.mean_p, white_p @ (product @ root))
 
 
-class LikelihoodRatio(CanonicalCorrelation):
+def _correlate(
+    statistics: PairStatistics, ridge: float | Tensor, damping: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the whitening of both sides, K, and a root of the inverse of ``(1 + damping) I - K.T K``."""
+    white_o = statistics.whiten("oo", ridge)
+    white_p = statistics.whiten("pp", ridge)
+    product = white_p.mT @ statistics.po @ white_o
+    root = invert_lower(cholesky_plus_diagonal(-product.mT @ product, 1.0 + damping)).mT
+    return white_o, white_p, product, root
+
+
+class LikelihoodRatio(LinearAttack):
     r"""Log-likelihood ratio of an original and a protected row: pair of one speaker or independent, both Gaussian.
 
     With whitened rows :math:`o, p` and :math:`K` as in :class:`CanonicalCorrelation`, up to a constant
@@ -250,7 +321,8 @@ class LikelihoodRatio(CanonicalCorrelation):
     .. math:: p^\top K R^{-1} o - \tfrac12 p^\top K R^{-1} K^\top p - \tfrac12 o^\top (R^{-1} - I)\, o, \qquad
         R = I - K^\top K
 
-    The attacker needs pairs, that is, the anonymiser.
+    Two further columns of each side hold its quadratic term and 1, so that the ratio is an inner product. The attacker
+    needs pairs, that is, the anonymiser.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(90) // 3
@@ -261,23 +333,33 @@ class LikelihoodRatio(CanonicalCorrelation):
         True
     """
 
-    name, conditions = "likelihood ratio", ("OP",)
-    settings = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
+    name, needs, conditions, is_inner_product = "likelihood ratio", PAIRS, ("OP",), True
+    settings: Sequence[Any] = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
+    is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: RidgeAndDamping) -> Maps:
-        """Return the maps of canonical correlation; that of the original side puts the whitened rows before its own."""
-        maps = super().maps(statistics, setting)
-        chain: Any = maps.map_o
-        return maps._replace(map_o=(*chain[:-1], partial(_append_mapped_columns, chain[-1])))
+    def maps(self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]) -> Maps:
+        """Return the maps of canonical correlation, and the steps that append the quadratic terms of each side."""
+        white_o, white_p, product, root = _correlate(statistics, *setting)
+        map_o = torch.cat([white_o, white_o @ root], dim=-1)
+        map_p = white_p @ (product @ root)
+        return Maps(
+            statistics.mean_o, (map_o, _append_original_bias), statistics.mean_p, (map_p, _append_protected_bias)
+        )
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
         """Return log-likelihood ratios ``(A, B)``."""
-        white, mapped = original.tensor_split(2, dim=-1)
-        bias_o = 0.5 * (white.square().sum(-1) - mapped.square().sum(-1))
-        bias_p = -0.5 * protected.square().sum(-1)
-        return mapped @ protected.mT + bias_o[..., :, None] + bias_p[..., None, :]
+        ratios: Tensor = original @ protected.mT
+        return ratios
 
 
-def _append_mapped_columns(mapping: RowMap, rows: Tensor) -> Tensor:
-    """Return each row ``(D,)`` followed by its map ``(D,)``, ``(N, 2 D)``."""
-    return torch.cat([rows, mapping(rows)], dim=1)
+def _append_original_bias(rows: Tensor) -> Tensor:
+    """Return mapped rows, their bias and 1, ``(..., D + 2)``, from whitened and mapped rows side by side."""
+    white, mapped = rows.tensor_split(2, dim=-1)
+    bias = 0.5 * (white.square().sum(-1, keepdim=True) - mapped.square().sum(-1, keepdim=True))
+    return torch.cat([mapped, bias, torch.ones_like(bias)], dim=-1)
+
+
+def _append_protected_bias(rows: Tensor) -> Tensor:
+    """Return mapped rows, 1 and their bias, ``(..., D + 2)``."""
+    bias = -0.5 * rows.square().sum(-1, keepdim=True)
+    return torch.cat([rows, torch.ones_like(bias), bias], dim=-1)

@@ -1,10 +1,15 @@
-"""What attacks are fitted on: rows of unit length, means and covariances of pairs, and moments of observed batches."""
+"""What attacks are fitted on: rows of unit length, and means and covariances of the pairs that each attacker has.
+
+An attack is fitted many times: on the speakers outside each fold, of all partitions or of one. These *training sets*
+are a dimension of every tensor, so that one product, or one Cholesky factorisation, serves them all.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,19 +18,17 @@ from torch.nn.functional import normalize
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._util.dtypes import wide_dtype, widen
 from vpmetrics._utterances.conditions import SideName
-from vpmetrics._utterances.utterances import row_sort_keys, take_evenly
 
 T = TypeVar("T")
 
 UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"
 RowNormalisation = str  # one of these
-RowMap = Callable[[Tensor], Tensor]
-Chain = tuple[Tensor | RowMap, ...]  # maps in order: a matrix, a factor per dimension, a function
 _CONSTANT = 1e-6  # a dimension is constant if its standard deviation over its largest entry is below this
 _ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
 _UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, standardised rows are also tried
-_RANK = 1e-12  # of the largest eigenvalue: directions below it are rounding
-_ROWS_AT_ONCE = 1 << 12  # rows widened at a time
+_RANK = 1e-10  # of the mean variance: directions below it are not used
+_ENTRIES_AT_ONCE = 1 << 22  # entries of normalised rows held at a time
+_ROWS_AT_ONCE = 1 << 12  # observed rows widened at a time
 
 
 def unit_rows(rows: Tensor) -> Tensor:
@@ -38,39 +41,26 @@ def divide_by_norm(rows: Tensor) -> Tensor:
     return normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
 
 
-def centre_and_scale(centre: Tensor, scale: Tensor | None, rows: Tensor) -> Tensor:
-    """Return rows ``(N, D)`` of unit length centred and scaled, at unit length again, in the wide dtype."""
-    rows = widen(rows) - centre
-    length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-    rows = torch.where(length > _ROUNDING * torch.finfo(rows.dtype).eps, rows, 0)
-    return divide_by_norm(rows if scale is None else rows * scale)
+def identity_like(matrix: Tensor) -> Tensor:
+    """Return the identity ``(D, D)`` in the dtype and on the device of matrices ``(..., D, D)``."""
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
-def fit_normalisation(rows: Tensor, view: RowNormalisation) -> RowMap:
-    """Return a normalisation fitted on rows of unit length."""
-    if view == UNIT or len(rows) == 0:
-        return widen
-    centre, scale = rows.mean(0), None
-    if view == STANDARDISED:
-        deviation = rows.std(0, correction=0)
-        # A dimension that is constant but for rounding has no scale.
-        has_scale = deviation > _CONSTANT * rows.abs().amax(0)
-        scale = torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0)
-    return partial(centre_and_scale, centre, scale)
+def mean_of_diagonal(matrix: Tensor) -> Tensor:
+    """Return the mean of the diagonal of matrices ``(..., D, D)``, as ``(..., 1, 1)``."""
+    return matrix.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
 
 
-def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
-    """Return ``"centred"``, and ``"standardised"`` too where few dimensions hold most of the variance.
+def cholesky_plus_diagonal(matrix: Tensor, added: Tensor | float) -> Tensor:
+    """Return the lower Cholesky factor of symmetric matrices ``(..., D, D)`` plus ``added`` times the identity."""
+    factor: Tensor = torch.linalg.cholesky_ex(matrix + added * identity_like(matrix)).L
+    return factor
 
-    The variance of rows of unit length is spread over an effective share of the dimensions, in (0, 1]. The choice does
-    not depend on labels. Waits for the device once.
-    """
-    variances = [side.var(0, correction=0) for side in (original, protected) if len(side)]
-    if not variances:
-        return (CENTRED,)
-    products = [(len(each) * each.square().sum()).clamp(min=torch.finfo(each.dtype).tiny) for each in variances]
-    spread = torch.stack([each.sum().square() / product for each, product in zip(variances, products, strict=True)])
-    return (CENTRED, STANDARDISED) if bool(spread.amin() < _UNEVEN) else (CENTRED,)
+
+def invert_lower(factor: Tensor) -> Tensor:
+    """Return the inverse of lower triangular matrices ``(..., D, D)``."""
+    inverse: Tensor = torch.linalg.solve_triangular(factor, identity_like(factor).expand_as(factor), upper=False)
+    return inverse
 
 
 def solve_lower(factor: Tensor, rows: Tensor) -> Tensor:
@@ -79,26 +69,62 @@ def solve_lower(factor: Tensor, rows: Tensor) -> Tensor:
     return solved.mT
 
 
-def apply_chain(rows: Tensor, chain: Chain) -> Tensor:
-    """Return rows ``(N, D)`` after all maps of a chain, in their own dtype."""
-    for each in chain:
-        if isinstance(each, Tensor):
-            rows = rows @ each.to(rows) if each.dim() == 2 else rows * each.to(rows)
-        else:
-            rows = each(rows)
-    return rows
+def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
+    """Return ``"centred"``, and ``"standardised"`` too where few dimensions hold most of the variance.
+
+    The variance of rows of unit length is spread over an effective share of the dimensions, in (0, 1]. The choice does
+    not depend on labels. Waits for the device once.
+    """
+    spreads = []
+    for side in (original, protected):
+        if len(side) == 0:
+            continue
+        variance = side.var(0, correction=0)
+        squares = (len(variance) * variance.square().sum()).clamp(min=torch.finfo(variance.dtype).tiny)
+        spreads.append(variance.sum().square() / squares)
+    if spreads and bool(torch.stack(spreads).amin() < _UNEVEN):
+        return (CENTRED, STANDARDISED)
+    return (CENTRED,)
 
 
-class Solution(NamedTuple):
-    """An attack fitted with one setting: how rows of each side are mapped before they are compared."""
+@dataclass(frozen=True, eq=False)
+class RowNormaliser:
+    """How each training set normalises rows of unit length: centred and scaled, and of unit length again.
 
-    original: Chain
-    protected: Chain
+    ``centre`` ``(T, 1, D)``; ``scale`` ``(T, 1, D)`` or None.
+    """
 
-    def map_side(self, rows: Tensor, name: SideName) -> Tensor:
-        """Return rows ``(N, D)`` of that side after its maps."""
-        with torch.autocast(rows.device.type, enabled=False):
-            return apply_chain(rows, getattr(self, name))
+    centre: Tensor
+    scale: Tensor | None = None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return rows ``(T, N, D)`` as each of the training sets sees them."""
+        moved = rows - self.centre.to(rows)
+        length = torch.linalg.vector_norm(moved, dim=-1, keepdim=True)
+        # Rows that equal the mean but for rounding have no direction.
+        moved = torch.where(length > _ROUNDING * torch.finfo(rows.dtype).eps, moved, 0)
+        if self.scale is not None:
+            moved = moved * self.scale.to(rows)
+        return divide_by_norm(moved)
+
+    def select_sets(self, sets: slice) -> RowNormaliser:
+        """Return the normaliser of some of the training sets."""
+        return RowNormaliser(self.centre[sets], None if self.scale is None else self.scale[sets])
+
+
+@dataclass(frozen=True, eq=False)
+class SquaredRows:
+    """Squares of normalised rows."""
+
+    normaliser: RowNormaliser | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the squares of rows ``(T, N, D)`` after the normaliser."""
+        return (rows if self.normaliser is None else self.normaliser(rows)).square()
+
+    def select_sets(self, sets: slice) -> SquaredRows:
+        """Return the squares as some of the training sets normalise rows."""
+        return SquaredRows(None if self.normaliser is None else self.normaliser.select_sets(sets))
 
 
 class ValueCache:
@@ -115,95 +141,93 @@ class ValueCache:
         return value
 
 
-class PairStatistics(ValueCache):
-    """Means and covariances of pairs of original and protected rows ``(N, D)``, and what is derived from them.
+class PairSums(NamedTuple):
+    """Sums over the pairs of each training set; a pair is one row ``(2 D,)``, original and protected side by side.
 
-    ``oo``, ``pp``, ``po`` ``(D, D)`` are covariances over utterances, ``po`` of protected with original rows;
-    ``within_pp`` is that about the means of speakers. ``weighted_speaker_means`` ``(S, D)``: the means of protected
-    speakers about the mean of all, each times the root of its share of the utterances, so that their products sum to
-    the covariance between speakers ``0 ... num_speakers - 1``.
+    ``counts`` ``(T, S)``: pairs of each speaker; ``sums`` ``(T, 2 D)``; ``products`` ``(T, 2 D, 2 D)``;
+    ``speaker_sums`` ``(T, S, D)`` of protected rows.
     """
 
-    def __init__(self, original: Tensor, protected: Tensor, speaker_index: Tensor, num_speakers: int) -> None:
-        super().__init__()
-        self.num_rows, self.speaker_index, self.num_speakers = max(1, len(protected)), speaker_index, num_speakers
-        self.mean_o, self.mean_p = original.sum(0) / self.num_rows, protected.sum(0) / self.num_rows
-        self._rows = {"o": original - self.mean_o, "p": protected - self.mean_p}
+    counts: Tensor
+    sums: Tensor
+    products: Tensor
+    speaker_sums: Tensor
 
-    @cached_property
-    def oo(self) -> Tensor:
-        """Covariance of original rows."""
-        return self._rows["o"].T @ self._rows["o"] / self.num_rows
 
-    @cached_property
-    def pp(self) -> Tensor:
-        """Covariance of protected rows."""
-        return self._rows["p"].T @ self._rows["p"] / self.num_rows
+class PairStatistics:
+    """Means and covariances of the pairs of each training set, and what is derived from them.
 
-    @cached_property
-    def po(self) -> Tensor:
-        """Covariance of protected with original rows."""
-        return self._rows["p"].T @ self._rows["o"] / self.num_rows
+    ``mean_o``, ``mean_p`` ``(T, 1, D)``; ``oo``, ``pp``, ``po`` ``(T, D, D)`` are covariances over utterances, ``po``
+    of protected with original rows; ``between_pp`` is that of the means of protected speakers, each weighted by the
+    speaker's share of the utterances, and ``within_pp`` that of protected rows about them. A ridge may be a number, or
+    one per setting, ``(S, 1, 1, 1)``; results then have a first dimension of settings.
+    """
 
-    @cached_property
-    def weighted_speaker_means(self) -> Tensor:
-        """Means of protected rows by speaker, about the mean of all, times the root of the speaker's share."""
-        rows = self._rows["p"]
-        sums = rows.new_zeros(self.num_speakers, rows.shape[1]).index_add(0, self.speaker_index, rows)
-        numbers = rows.new_zeros(self.num_speakers).index_add(0, self.speaker_index, rows.new_ones(len(rows)))
-        return sums / (numbers * self.num_rows).clamp(min=1).sqrt()[:, None]
+    def __init__(self, pairs: PairSums) -> None:
+        number = pairs.counts.sum(-1).clamp(min=1)[:, None, None]  # (T, 1, 1)
+        width = pairs.sums.shape[-1] // 2
+        mean = pairs.sums[:, None] / number
+        covariance = pairs.products / number - mean.mT * mean
+        self.mean_o = mean[..., :width]
+        self.mean_p = mean[..., width:]
+        self.oo = covariance[:, :width, :width]
+        self.pp = covariance[:, width:, width:]
+        self.po = covariance[:, width:, :width]
+        deviations = pairs.speaker_sums - pairs.counts[..., None] * self.mean_p
+        weighted = deviations / (pairs.counts[..., None].clamp(min=1) * number).sqrt()
+        self.between_pp = weighted.mT @ weighted
+        self._projections: dict[str, Tensor] = {}
 
     @cached_property
     def within_pp(self) -> Tensor:
         """Covariance of protected rows about the means of their speakers."""
-        return self.pp - self.weighted_speaker_means.T @ self.weighted_speaker_means
+        return self.pp - self.between_pp
 
-    def span(self, side: Literal["o", "p"]) -> Chain:
-        """Return a map of rows to coordinates in the span of the training rows, without constant directions."""
-        if self.num_rows > len(self.mean_p):
-            variance = getattr(self, 2 * side).diagonal()
-            return ((variance > _RANK * variance.mean()).to(variance),)
+    def project(self, name: str) -> Tensor:
+        """Return ``(T, D, D)`` that leaves out the directions in which the training rows of a side do not vary.
 
-        def make_basis() -> Tensor:
-            rows = self._rows[side]
-            values, vectors = torch.linalg.eigh(rows @ rows.T)
-            kept = values > _RANK * values.amax().clamp(min=torch.finfo(rows.dtype).tiny)
-            basis: Tensor = rows.T @ (vectors[:, kept] * values[kept].rsqrt())
-            return basis
-
-        return (self.get_or_make(("span", side), make_basis),)
-
-    def whiten(self, name: Literal["oo", "pp", "within_pp"], ridge: float) -> Chain:
-        """Return a map to coordinates in which a covariance with a ridge is the identity, by a Cholesky factor.
-
-        Directions in which the rows do not vary are left out. The ridge is relative to the mean of the diagonal.
+        ``name`` is ``"oo"`` or ``"pp"``. Nothing is known about such directions, and a whitening would blow them up.
+        The projection is smooth, ``v / (v + e)`` for a variance of ``v``, so that rounding turns nothing.
         """
+        if name not in self._projections:
+            covariance = getattr(self, name)
+            least = _RANK * mean_of_diagonal(covariance) + torch.finfo(covariance.dtype).tiny
+            inverse_root = invert_lower(cholesky_plus_diagonal(covariance, least))
+            projection = identity_like(covariance) - least * (inverse_root.mT @ inverse_root)
+            # Rounding leaves some 1e-4 of the directions to leave out, and nothing after the second time.
+            self._projections[name] = projection @ projection
+        return self._projections[name]
 
-        def make_whitening() -> Chain:
-            covariance, span = getattr(self, name), self.span("o" if name == "oo" else "p")
-            added = ridge * covariance.diagonal().mean() + torch.finfo(covariance.dtype).tiny
-            inside = apply_chain(apply_chain(covariance, span).T, span)
-            return (*span, partial(solve_lower, cholesky_plus_diagonal(inside, added)))
+    def whiten(self, name: str, ridge: float | Tensor) -> Tensor:
+        """Return a map ``(..., T, D, D)`` after which ``oo``, ``pp`` or ``within_pp`` with a ridge is the identity.
 
-        return self.get_or_make((name, ridge), make_whitening)
+        The ridge is relative to the mean of the diagonal.
+        """
+        covariance = getattr(self, name)
+        added = ridge * mean_of_diagonal(covariance) + torch.finfo(covariance.dtype).tiny
+        inverse_root = invert_lower(cholesky_plus_diagonal(covariance, added))
+        return self.project("oo" if name == "oo" else "pp") @ inverse_root.mT
 
-    def correlate(self, ridge: float) -> Tensor:
-        """Return ``K``, the covariance of whitened protected with whitened original rows; its SVD is that of CCA."""
-        whiten_o, whiten_p = self.whiten("oo", ridge), self.whiten("pp", ridge)
-        return self.get_or_make(("K", ridge), lambda: apply_chain(apply_chain(self.po, whiten_o).T, whiten_p).T)
+    def select_set(self, number: int) -> PairStatistics:
+        """Return the statistics of one training set, without the dimension of sets: means ``(D,)``."""
+        one = object.__new__(PairStatistics)
+        one.mean_o = self.mean_o[number, 0]
+        one.mean_p = self.mean_p[number, 0]
+        for name in ("oo", "pp", "po", "between_pp"):
+            setattr(one, name, getattr(self, name)[number])
+        one._projections = {}
+        return one
 
 
-def cholesky_plus_diagonal(matrix: Tensor, added: Tensor | float) -> Tensor:
-    """Return the lower Cholesky factor of a symmetric matrix plus ``added`` times the identity."""
-    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    factor: Tensor = torch.linalg.cholesky_ex(matrix + added * eye).L
-    return factor
+class TrainingSets(ValueCache):
+    """Pairs of rows, and which of them each attacker learns from.
 
-
-class TrainingPairs(ValueCache):
-    """Pairs of rows ``(N, D)`` that attacks are fitted on; statistics and kernels are calculated once for all of them.
-
-    ``original`` is None where there is protected speech alone; ``views``, see :func:`choose_views_by_spread`.
+    Args:
+        original: Rows ``(N, D)``; None where there is protected speech alone.
+        protected: Rows ``(N, D)``.
+        speakers: Speaker of each row, ``(N,)``.
+        is_member: ``(T, N)``, whether a training set has a row; None for one set of all rows.
+        views: Ways of normalising rows that are tried; None for those of :func:`choose_views_by_spread`.
     """
 
     def __init__(
@@ -211,6 +235,7 @@ class TrainingPairs(ValueCache):
         original: Tensor | None,
         protected: Tensor,
         speakers: Tensor,
+        is_member: Tensor | None = None,
         views: Sequence[RowNormalisation] | None = None,
     ) -> None:
         super().__init__()
@@ -218,24 +243,88 @@ class TrainingPairs(ValueCache):
         self.original = self.protected if original is None else unit_rows(original.detach())
         names, self.speaker_index = speakers.unique(return_inverse=True)
         self.num_speakers = len(names)
+        if is_member is None:
+            is_member = torch.ones(1, len(protected), dtype=torch.bool, device=protected.device)
+        self.is_member = is_member
         self.views = tuple(choose_views_by_spread(self.original, self.protected) if views is None else views)
 
-    def normalisation(self, side: SideName, view: RowNormalisation) -> RowMap:
-        """Return the normalisation of ``"original"`` or ``"protected"`` rows."""
-        return self.get_or_make((side, view), lambda: fit_normalisation(getattr(self, side), view))
+    @property
+    def num_sets(self) -> int:
+        """How many training sets there are."""
+        return len(self.is_member)
 
-    def rows(self, side: SideName, view: RowNormalisation, max_rows: int | None = None) -> Tensor:
-        """Return the normalised rows of a side, or ``max_rows`` of them, the same ones in any order."""
-        rows = self.get_or_make((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
-        if max_rows is None:
-            return rows
-        order = self.get_or_make("order", lambda: row_sort_keys(self.protected).argsort(stable=True))
-        return rows[take_evenly(order, max_rows)]
+    @cached_property
+    def _weights(self) -> Tensor:
+        """Membership as numbers ``(T, N)``."""
+        return self.is_member.to(self.protected)
 
-    def statistics(self, view: RowNormalisation) -> PairStatistics:
-        """Return means and covariances of normalised rows."""
-        columns = self.rows("original", view), self.rows("protected", view), self.speaker_index
-        return self.get_or_make((view, "statistics"), lambda: PairStatistics(*columns, self.num_speakers))
+    def side(self, name: SideName) -> Tensor:
+        """Return the rows of unit length ``(N, D)`` of a side."""
+        return self.original if name == "original" else self.protected
+
+    def normaliser(self, side: SideName, view: RowNormalisation) -> RowNormaliser | None:
+        """Return the normalisation of ``"original"`` or ``"protected"`` rows; None for rows as they are."""
+        if view == UNIT:
+            return None
+        return self.get_or_make((side, view), lambda: self._fit_normaliser(self.side(side), view))
+
+    def _fit_normaliser(self, rows: Tensor, view: RowNormalisation) -> RowNormaliser:
+        number = self._weights.sum(1, keepdim=True).clamp(min=1)
+        mean = self._weights @ rows / number
+        if view == CENTRED:
+            return RowNormaliser(mean[:, None])
+        variance = (self._weights @ rows.square() / number - mean.square()).clamp(min=0)
+        deviation = variance.sqrt()
+        # A dimension that is constant but for rounding has no scale.
+        has_scale = deviation > _CONSTANT * rows.abs().amax(0)
+        scale = torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0)
+        return RowNormaliser(mean[:, None], scale[:, None])
+
+    def view_rows(self, side: SideName, view: RowNormalisation, rows: slice | Tensor) -> Tensor:
+        """Return some rows as each training set normalises them, ``(T, n, D)``; ``rows`` may be ``(T, n)``."""
+        normaliser = self.normaliser(side, view)
+        some = self.side(side)[rows]
+        some = some.expand(self.num_sets, *some.shape[-2:])
+        return some if normaliser is None else normaliser(some)
+
+    def statistics(self, view: RowNormalisation, is_original_squared: bool = False) -> PairStatistics:
+        """Return means and covariances of normalised rows of every training set, or of squares of original rows."""
+        key = (view, is_original_squared, "statistics")
+        return self.get_or_make(key, lambda: PairStatistics(self._sum_pairs(view, is_original_squared)))
+
+    def _sum_pairs(self, view: RowNormalisation, is_original_squared: bool) -> PairSums:
+        width = self.protected.shape[1]
+        counts = self.protected.new_zeros(self.num_sets, self.num_speakers)
+        sums = self.protected.new_zeros(self.num_sets, 2 * width)
+        products = self.protected.new_zeros(self.num_sets, 2 * width, 2 * width)
+        speaker_sums = self.protected.new_zeros(self.num_sets, self.num_speakers, width)
+        step = max(1, _ENTRIES_AT_ONCE // (2 * width * self.num_sets))
+        for start in range(0, len(self.protected), step):
+            rows = slice(start, start + step)
+            weights = self._weights[:, rows]
+            original = self.view_rows("original", view, rows)
+            if is_original_squared:
+                original = original.square()
+            pairs = torch.cat([original, self.view_rows("protected", view, rows)], dim=-1) * weights[..., None]
+            counts.index_add_(1, self.speaker_index[rows], weights)
+            sums += pairs.sum(1)
+            products += pairs.mT @ pairs
+            speaker_sums.index_add_(1, self.speaker_index[rows], pairs[..., width:])
+        return PairSums(counts, sums, products, speaker_sums)
+
+    def take_rows(self, max_rows: int) -> Tensor:
+        """Return indices ``(T, n)`` of at most ``max_rows`` evenly spaced rows, as many of every training set.
+
+        Waits for the device once.
+        """
+        return self.get_or_make(("rows", max_rows), lambda: self._take_rows(max_rows))
+
+    def _take_rows(self, max_rows: int) -> Tensor:
+        place = self.is_member.long().cumsum(1)
+        sizes = place[:, -1]
+        number = min(max_rows, int(sizes.amin()))
+        wanted = torch.arange(number, device=place.device) * sizes[:, None] // max(1, number) + 1
+        return torch.searchsorted(place, wanted)
 
 
 class MomentSums(NamedTuple):
@@ -250,18 +339,10 @@ class MomentSums(NamedTuple):
     products: Tensor  # (2 D, 2 D)
 
     def statistics(self) -> PairStatistics:
-        """Return means and covariances."""
-        count, width = max(1, int(self.counts.sum())), self.sums.shape[1] // 2
-        mean = self.sums.sum(0) / count
-        covariance = self.products / count - mean[:, None] * mean
-        means = (self.sums / self.counts[:, None].clamp(min=1) - mean)[:, width:]
-        statistics = PairStatistics(mean[None, :width], mean[None, width:], self.counts, 0)
-        # The span of few utterances does not follow from moments: all directions are kept.
-        statistics.num_rows = max(count, 1 + width)
-        statistics.oo, statistics.pp = covariance[:width, :width], covariance[width:, width:]
-        statistics.po = covariance[width:, :width]
-        statistics.weighted_speaker_means = means * (self.counts / count).sqrt()[:, None]
-        return statistics
+        """Return means and covariances, as of one training set."""
+        width = self.sums.shape[1] // 2
+        pairs = PairSums(self.counts[None], self.sums.sum(0)[None], self.products[None], self.sums[None, :, width:])
+        return PairStatistics(pairs)
 
 
 def measure_moments(original: Tensor, protected: Tensor, speakers: Tensor) -> MomentSums:

@@ -177,12 +177,12 @@ def draw_attacks(
 ) -> PlotResult:
     """Draw the expected disclosure to each attack, the largest on top, and its chance level.
 
-    ``strongest``: that of the attack chosen on other speakers, and both ends of its confidence interval.
+    ``strongest``: that of the fused attacker, and both ends of its confidence interval.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     defined = (row for row in disclosures.items() if math.isfinite(row[1]))
     bars = dict(sorted(defined, key=lambda row: row[1]))
-    _draw_interval(ax, len(bars) - 1, strongest, "chosen on other speakers", "d")
+    _draw_interval(ax, len(bars) - 1, strongest, "fused", "d")
     if math.isfinite(chance):
         ax.axvline(chance, **CHANCE)
     return _draw_bars(ax, bars, [*bars.values(), *strongest], axis_label("d_ece"), title, COLOURS[1])

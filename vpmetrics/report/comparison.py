@@ -119,7 +119,7 @@ def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], ut
         else:
             entries += [scalar(key) for c in conditions for key in insert_strongest_before_plain([scalar_key(c, name)])]
     # Chance and the name of the attack would make the table too wide.
-    left_out = {scalar_key(condition, key) for condition in conditions for key in ("strongest", "d_ece_chance")}
+    left_out = {scalar_key(condition, "d_ece_chance") for condition in conditions}
     return [
         entry
         for entry in dict.fromkeys(entries)

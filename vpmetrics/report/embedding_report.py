@@ -42,13 +42,13 @@ from vpmetrics.report.parts import (
 from vpmetrics.report.privacy_report import ConditionReport, PrivacyReport, join_conditions
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks
+    from vpmetrics.attacks.fusion import FusedAttacker
 
 _SPEAKER_CELLS = 1 << 8  # of the score axis that trials of single speakers are counted in
 
 
 def report_condition(
-    data: EvaluationData, condition: Condition, settings: ReportSettings, attacks: CrossFittedAttacks | None = None
+    data: EvaluationData, condition: Condition, settings: ReportSettings, attacks: FusedAttacker | None = None
 ) -> ConditionReport:
     """Return the report of one condition: its score measures, and the parts that are needed."""
     parts = settings.parts_of(condition.name)
@@ -166,7 +166,7 @@ def _permute_speakers(
 def report_embeddings(
     data: EvaluationData,
     settings: ReportSettings,
-    make_attacks: Callable[[Sequence[Condition]], CrossFittedAttacks] | None = None,
+    make_attacks: Callable[[Sequence[Condition]], FusedAttacker] | None = None,
 ) -> PrivacyReport:
     """Return the report of all utterances, with the numbers that ``settings`` asks for."""
     has_sessions = data.protected.sessions is not None

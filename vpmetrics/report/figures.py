@@ -204,9 +204,9 @@ def _draw_det_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -
 
 
 def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
-    names, strongest = [name for name, _ in shown.system.report.attacks], shown.report.strongest
+    strongest = shown.report.strongest
     interval = [shown.system.get_or_nan(f"d_ece_strongest{suffix}", shown.condition) for suffix in ("", *CI_SUFFIXES)]
-    values = dict(zip(names, strongest.d_ece_by_attack.tolist(), strict=True))
+    values = {attack.name: attack.d_ece for attack in strongest.attacks}
     score_plots.draw_attacks(values, float(strongest.chance), ax, shown.title, interval)
 
 
@@ -317,8 +317,8 @@ FIGURES = (
     FigureKind(
         "attacks", "Disclosure to each attack",
         "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
-        "longest bar is the largest of many noisy numbers; the strongest attack in the tables is chosen on other "
-        "speakers.", _panel_per_condition(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
+        "longest bar is the largest of many noisy numbers; the fused attacker weighs them all, by weights fitted on "
+        "others.", _panel_per_condition(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
     FigureKind(
         "attributes", "Disclosure of attributes",
         "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "

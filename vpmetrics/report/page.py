@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 650_000  # of all pictures, so that a page that holds them in base64 stays below a megabyte
 _NAME_DESCRIPTIONS = {  # where a table shows a name, not the number that stands for it
-    "strongest": "name of the attack that finds most, chosen on other speakers than it is counted on",
     "worst_speaker": "name of the speaker who is protected worst",
 }
 

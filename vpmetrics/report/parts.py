@@ -38,7 +38,7 @@ from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.report.trial_report import ScoredTrials, calibrate_across_session_halves, mean_c_ece
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks, StrongestResult
+    from vpmetrics.attacks.fusion import FusedAttacker, FusedResult
 
 _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 
@@ -144,11 +144,11 @@ class SpeakersPart:
 
 @dataclass(frozen=True, eq=False)
 class AttacksPart:
-    """What attacks that were fitted on other speakers disclose."""
+    """What the fused attacker, fitted on other speakers, learns."""
 
     scalars: dict[str, Tensor]
     replicates: Jackknife | None
-    strongest: StrongestResult
+    strongest: FusedResult
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,13 +259,13 @@ def compute_speakers(
 
 
 def compute_attacks(
-    attacks: CrossFittedAttacks, condition: Condition, scored: ScoresPart, groups: JackknifeGroups | None
+    attacks: FusedAttacker, condition: Condition, scored: ScoresPart, groups: JackknifeGroups | None
 ) -> AttacksPart:
-    """Compute what the strongest attack on a condition discloses; never less than plain comparison."""
+    """Compute what the fused attacker learns in a condition; never less than by plain comparison."""
     plain_replicates = None
     if scored.counts is not None:
         plain_replicates = scored.counts.measure_input.counts
-    strongest = attacks.strongest(condition, groups, scored.scores.counts, plain_replicates)
+    strongest = attacks.result(condition, groups, scored.scores.counts, plain_replicates)
     replicates = None
     if groups is not None and strongest.replicates is not None:
         replicates = make_jackknife(strongest.replicates, groups)
@@ -278,7 +278,7 @@ def compute_population(
     settings: ReportSettings,
     parts: frozenset[Part],
     groups: JackknifeGroups | None,
-    attacks: CrossFittedAttacks | None,
+    attacks: FusedAttacker | None,
     attacked: AttacksPart | None,
 ) -> PopulationPart:
     """Compute how often speakers are found among as many people as ``settings.sizes`` says."""

@@ -28,7 +28,7 @@ from vpmetrics.functional.similarity import normalised_relatives
 from vpmetrics.report.verdict import Check, Headline, check_report, disclosure_keys, make_headline
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.cross_fitting import CrossFittedAttacks, StrongestResult
+    from vpmetrics.attacks.fusion import FusedAttacker, FusedResult, ReportedAttack
     from vpmetrics.report.trial_report import ScoredTrials
 
 
@@ -47,7 +47,7 @@ class ConditionReport:
     identification: Identification | None = None
     mean_scores: Callable[[], Tensor] | None = None
     is_llr: bool = False
-    strongest: StrongestResult | None = None
+    strongest: FusedResult | None = None
     population: PopulationRates | None = None
     speakers: SpeakerDisclosure | None = None
     worst_speaker: SelfCalibratedDisclosure | None = None
@@ -89,15 +89,15 @@ class PrivacyReport:
 
     ``speakers`` ``(S,)``: labels, ascending; ``speaker_names``: their names where they were given as strings.
     ``encoders``: the report of each alone, where there are several; ``groups``: that of each group.
-    ``attacks``: name and needs of each attack by its number. ``bits_over(lengths)``: disclosure of conversations of
-    several utterances, for a figure.
+    ``attacks``: those that were fused, with what each finds by itself and its share.
+    ``bits_over(lengths)``: disclosure of conversations of several utterances, for a figure.
     """
 
     scalars: dict[str, Tensor]
     conditions: dict[str, ConditionReport]
     matrices: SimilarityMatrices | None = None
     transfer: TransferredCalibration | None = None
-    attacks: tuple[tuple[str, str], ...] = ()
+    attacks: tuple[ReportedAttack, ...] = ()
     jackknife: Jackknife | None = None
     groups: Mapping[int, PrivacyReport] = field(default_factory=dict)
     encoders: Mapping[str, PrivacyReport] = field(default_factory=dict)
@@ -197,7 +197,7 @@ def join_conditions(
     dtype: torch.dtype | None = None,
     sizes: Sequence[int] = (),
     intervals: float | None = None,
-    attacks: CrossFittedAttacks | None = None,
+    attacks: FusedAttacker | None = None,
 ) -> PrivacyReport:
     """Return one report of all conditions, with the numbers that compare them, in the order of the registry."""
     scalars = {scalar_key(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
@@ -219,10 +219,16 @@ def join_conditions(
         scalars,
         conditions,
         matrices,
-        attacks=() if attacks is None else attacks.descriptions,
+        attacks=() if attacks is None else _join_attacks(attacks, conditions),
         jackknife=jackknife,
         speakers=labels.unique(),
     )
+
+
+def _join_attacks(attacks: FusedAttacker, conditions: Mapping[str, ConditionReport]) -> tuple[ReportedAttack, ...]:
+    """Return all attacks, with what each finds in every condition."""
+    results = {name: each.strongest for name, each in conditions.items() if each.strongest is not None}
+    return attacks.report_attacks(results)
 
 
 def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vpmetrics import __version__
 from vpmetrics._scores.registry import SPEAKER, TAG, scalar, scalar_key
@@ -65,6 +65,9 @@ from vpmetrics.report.summary import (
     worst_speaker_name,
 )
 from vpmetrics.report.tables import average_of_groups
+
+if TYPE_CHECKING:
+    from vpmetrics.attacks.fusion import ReportedAttack
 
 VERSION = 4  # 3 had a schema beside it
 _DIFFERENCE = "difference", "low", "high", "probability_first_smaller"
@@ -137,15 +140,18 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _describe_attack(attack: ReportedAttack) -> dict[str, Any]:
+    return {
+        "name": attack.name,
+        "needs": attack.needs,
+        "scalars": {scalar_key(condition, "d_ece"): value for condition, value in attack.d_ece.items()},
+        "shares": {condition.lower(): value for condition, value in attack.share.items()},
+    }
+
+
 def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
     headline, verdict = headline_of(system), verdict_of(system)
     attack, needs = strongest_attack_and_needs(system, headline.condition) or (None, None)
-    # D_ECE by condition, one value per attack.
-    d_ece = {
-        scalar_key(condition, "d_ece"): report.strongest.d_ece_by_attack.tolist()
-        for condition, report in system.report.conditions.items()
-        if report.strongest is not None
-    }
     described = {
         "name": system.name,
         "headline": {
@@ -158,14 +164,7 @@ def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
             "text": [verdict.title, *verdict.sentences],
         },
         "checks": [check._asdict() for check in sort_checks(system.report.checks)],
-        "attacks": [
-            {
-                "name": name,
-                "needs": means,
-                "scalars": {key: values[at] for key, values in d_ece.items() if math.isfinite(values[at])},
-            }
-            for at, (name, means) in enumerate(system.report.attacks)
-        ],
+        "attacks": [_describe_attack(attack) for attack in system.report.attacks],
         "unattacked": system.no_attacks,
         "speakers": len(system.speakers),
         **_describe_numbers(system),

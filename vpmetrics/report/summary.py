@@ -97,11 +97,10 @@ def disclosure_of(system: EvaluatedSystem) -> Cell:
 
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
     """Return the name of the strongest attack in a condition and what it needs; None where none was tried."""
-    number, attacks = system.get_or_nan("strongest", condition), system.report.attacks
-    if not 0 <= number < len(attacks):  # as of NaN
+    report = system.report.conditions.get(condition)
+    if report is None or report.strongest is None or math.isnan(system.get_or_nan("d_ece_strongest", condition)):
         return None
-    name, needs = map(clean, attacks[int(number)])
-    return name, needs
+    return report.strongest.name, report.strongest.needs
 
 
 def explain_no_attack(system: EvaluatedSystem) -> str:

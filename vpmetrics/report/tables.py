@@ -88,8 +88,6 @@ def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) 
     is_of_attack = entry.family == "attack" and "chance" not in name and entry.condition != "OO"
     if math.isnan(value):
         return Cell("none tried" if is_of_attack and not attacks else DASH)
-    if is_of_attack and name.endswith("strongest") and entry.unit is COUNT:
-        return Cell(clean(attacks[int(value)][0]) if 0 <= value < len(attacks) else DASH)
     if entry.unit is SPEAKER:
         return Cell(clean(system.speaker_name(value)))
     cell = value_cell(entry, value, *(system.get_or_nan(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
@@ -212,7 +210,7 @@ def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = 
         is_weak = entry.family not in ("attack", "headline") and any(name in entry.heading for name in _PLAIN_MEASURES)
         if is_weak and entry.condition != "OO":
             condition = entry.condition if has_conditions(entry) else default_condition
-            before = ["strongest", "d_ece_strongest"]
+            before = ["d_ece_strongest"]
             if key == "d_ece":
                 before += ["d_ece_chance", "attack_speakers"]
             if key.endswith("eer"):

@@ -245,10 +245,10 @@ def make_headline(report: PrivacyReport) -> Headline | None:
     key = max(keys, key=lambda each: values[each])
     condition = scalar(key).condition
     plain = _PLAIN.get(key.removeprefix(scalar_key(condition, "")))
-    number = values.get(scalar_key(condition, "strongest"), math.nan)
     attack, needs = plain or "an attack", "nothing"
-    if plain is None and number < len(report.attacks):
-        attack, needs = report.attacks[int(number)]
+    strongest = report.conditions[condition].strongest if condition in report.conditions else None
+    if plain is None and strongest is not None:
+        attack, needs = strongest.name, strongest.needs
     disclosure, low, high = (values.get(f"disclosure{end}", math.nan) for end in ("", *CI_SUFFIXES))
     worst, chance, most, place = math.nan, values.get("worst_speaker_chance", math.nan), math.nan, -1
     if "OP" in report.conditions and (worst_speaker := report.conditions["OP"].worst_speaker) is not None:

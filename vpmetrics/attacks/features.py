@@ -1,0 +1,385 @@
+"""What every attack scores: fitted once on the speakers outside each fold, and compared within the fold.
+
+Each attack with each of its settings, on each kind of training set and each encoder, is a *feature* of a pair.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._util.dtypes import at_least_float32
+from vpmetrics._utterances.conditions import Condition, SideName
+from vpmetrics._utterances.utterances import EvaluationData, Utterances, find_indices, take_evenly
+from vpmetrics.attacks.base import (
+    LABELLED,
+    NOTHING,
+    PAIRS,
+    PROTECTED,
+    LinearAttack,
+    has_batched_score,
+    has_builtin_fit,
+    has_own_score,
+    is_made_for,
+    learns_from_moments,
+)
+from vpmetrics.attacks.folds import CellRows, Folds
+from vpmetrics.attacks.moments import (
+    MomentSums,
+    TrainingSets,
+    choose_views_by_spread,
+    divide_by_norm,
+    unit_rows,
+)
+from vpmetrics.attacks.solutions import AnySolution, SeparateSolutions
+
+PROFILES = (NOTHING, PROTECTED, LABELLED, PAIRS)
+"""What an attacker may have, from the least to the most; each includes the ones before."""
+
+_MOST_ROWS = 1 << 13  # pairs that an attack is fitted on, at most; more change the result very little
+_VIEWED_ROWS = 1 << 10  # rows that the spread of variance over dimensions is estimated from
+_FITTED_ON = ("", ", per group", ", observed")  # how the name of an attack ends
+
+
+class AttackName(NamedTuple):
+    """An attack of the table: its name with what it was fitted on, and what the attacker needs."""
+
+    name: str
+    needs: str
+
+    @property
+    def profile(self) -> int:
+        """Index of the poorest profile that has what the attack needs; the richest where that is unknown."""
+        return PROFILES.index(self.needs) if self.needs in PROFILES else len(PROFILES) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class FittedAttack:
+    """An attack with all its settings, fitted on a number of training sets.
+
+    ``fitted``: the copy of a user's attack that was fitted on each training set; None for attacks of this library.
+    ``num_sets``: folds, cells, or 1 where all cells have the same.
+    """
+
+    attack: Any
+    label: AttackName
+    solution: AnySolution
+    num_sets: int
+    num_settings: int = 1
+    fitted: Sequence[Any] | None = None
+
+    def map_rows(self, rows: Tensor, side: SideName, sets: slice) -> Tensor:
+        """Return rows ``(C, R, D)`` of some cells as they are compared, ``(S, C, R, d)``."""
+        num_cells, num_rows, width = rows.shape
+        solution = self.solution if self.num_sets == 1 else self.solution.select_sets(sets)
+        num_sets = 1 if self.num_sets == 1 else sets.stop - sets.start
+        mapped = solution.map_side(rows.reshape(num_sets, -1, width), side)
+        return mapped.reshape(len(mapped), num_cells, num_rows, mapped.shape[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureBlock:
+    """Scores of some features as inner products of rows ``(A, C, R, d)``, or as matrices ``(A, C, R, R')``.
+
+    ``features`` ``(A,)``: their numbers. ``enrolment`` and ``test`` are None where ``matrix`` is given.
+    """
+
+    features: Sequence[int]
+    enrolment: Tensor | None = None
+    test: Tensor | None = None
+    matrix: Tensor | None = None
+    is_cosine: bool = True
+
+    def shift_numbers(self, first: int) -> FeatureBlock:
+        """Return the block with features numbered from ``first`` on."""
+        return replace(self, features=[first + number for number in self.features])
+
+    def score(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
+        """Return scores ``(A, C, a, b)`` of some enrolment and test rows."""
+        if self.matrix is not None:
+            return self.matrix[:, :, rows, columns]
+        assert self.enrolment is not None
+        assert self.test is not None
+        return self.enrolment[:, :, rows] @ self.test[:, :, columns].mT
+
+    def select_cell(self, cell: int) -> tuple[Tensor, Tensor]:
+        """Return enrolment and test rows ``(A, R, d)`` of one cell, whose inner products are the scores."""
+        if self.matrix is None:
+            assert self.enrolment is not None
+            assert self.test is not None
+            return self.enrolment[:, cell], self.test[:, cell]
+        matrix = self.matrix[:, cell]
+        one_hot = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        return matrix, one_hot.expand(len(matrix), -1, -1)
+
+
+class AttackFeatures:
+    """All attacks on the embeddings of one encoder, fitted on the speakers outside each fold."""
+
+    def __init__(
+        self,
+        data: EvaluationData,
+        folds: Folds,
+        attacks: Sequence[Any],
+        conditions: Sequence[Condition],
+        observed: MomentSums | None = None,
+        enrolment: Literal["utterance", "speaker"] | None = None,
+    ) -> None:
+        self.data, self.folds, self.enrolment = data, folds, enrolment
+        is_needed = {condition.is_same_side for condition in conditions}
+        wanted = [attack for attack in attacks if any(is_made_for(attack, same) for same in is_needed)]
+        self._fit(wanted, observed)
+
+    def _fit(self, attacks: Sequence[Any], observed: MomentSums | None) -> None:
+        original, protected, speakers = self._pair_rows()
+        has_pairs = original is not None
+        fold = torch.arange(self.folds.num_folds, device=speakers.device)
+        is_outside = fold[:, None] != self.folds.of_speaker[speakers]
+        views = self._choose_views()
+        pooled = TrainingSets(original, protected, speakers, is_outside, views)
+        sets_by_source = [(_FITTED_ON[0], pooled)]
+        if self.folds.num_partitions > 1:
+            partition = torch.arange(self.folds.num_partitions, device=speakers.device)
+            is_inside = partition[:, None] == self.folds.partition[speakers]
+            is_member = (is_outside[:, None] & is_inside).flatten(0, 1)
+            sets_by_source.append((_FITTED_ON[1], TrainingSets(original, protected, speakers, is_member, views)))
+        self.fitted: list[FittedAttack] = []
+        for source, sets in sets_by_source:
+            for attack in attacks:
+                needs = getattr(attack, "needs", "")
+                is_linear = has_builtin_fit(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
+                if (has_pairs or needs != PAIRS) and (sets is pooled or is_linear):
+                    self._fit_attack(attack, sets, AttackName(attack_name(attack) + source, needs))
+        if observed is not None:
+            self._fit_on_observed(attacks, observed)
+
+    def _fit_attack(self, attack: Any, sets: TrainingSets, label: AttackName) -> None:
+        if not has_builtin_fit(attack):
+            fitted = [_fit_user_attack(attack, sets, number, self.data) for number in range(sets.num_sets)]
+            functions = [[_make_row_map(each) for each in fitted]]
+            self.fitted.append(FittedAttack(attack, label, SeparateSolutions(functions), sets.num_sets, 1, fitted))
+            return
+        for view in attack.views or sets.views:
+            solution = attack.solve(sets, view, attack.settings)
+            self.fitted.append(FittedAttack(attack, label, solution, sets.num_sets, len(attack.settings)))
+
+    def _fit_on_observed(self, attacks: Sequence[Any], observed: MomentSums) -> None:
+        statistics = observed.statistics()
+        for attack in attacks:
+            if learns_from_moments(attack):
+                label = AttackName(attack_name(attack) + _FITTED_ON[2], attack.needs)
+                solution = attack.solve_statistics(statistics, attack.settings)
+                self.fitted.append(FittedAttack(attack, label, solution, 1, len(attack.settings)))
+
+    def _pair_rows(self) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Return original and protected rows of the same recordings, and their speakers.
+
+        Without such pairs there are no original rows, and all protected ones.
+        """
+        side, other = self.data.protected, self.data.original
+        place = find_indices(other.ids, side.ids[side.value_order])
+        is_paired = place >= 0
+        if not bool(is_paired.any()):
+            rows = take_evenly(side.value_order, _MOST_ROWS)
+            return None, side.embeddings[rows], side.speaker_index[rows]
+        chosen = take_evenly(is_paired.nonzero().flatten(), _MOST_ROWS)
+        rows = side.value_order[chosen]
+        return other.embeddings[place[chosen]], side.embeddings[rows], side.speaker_index[rows]
+
+    def _choose_views(self) -> tuple[str, ...]:
+        def some_rows(side: Utterances) -> Tensor:
+            return unit_rows(side.embeddings[take_evenly(side.value_order, _VIEWED_ROWS)])
+
+        return choose_views_by_spread(some_rows(self.data.original), some_rows(self.data.protected))
+
+    def compare(self, enrolment: CellRows, test: CellRows, condition: Condition, folds: range) -> list[FeatureBlock]:
+        """Return the features of pairs of enrolment and test rows ``(C, R)`` of the cells of some folds."""
+        blocks, number = [], 0
+        for fitted in self._made_for(condition):
+            sets = self._sets_of_folds(fitted, folds)
+            left = fitted.map_rows(enrolment.embeddings, condition.enrolment, sets)
+            right = left if test is enrolment else fitted.map_rows(test.embeddings, condition.test, sets)
+            block = self._compare_mapped(fitted, left, right, enrolment, test, folds)
+            blocks.append(replace(block, features=range(number, number + fitted.num_settings)))
+            number += fitted.num_settings
+        return merge_blocks(blocks)
+
+    def name_encoder(self, name: str) -> None:
+        """Add the name of the encoder to those of the attacks, where there are several."""
+        if name:
+            self.fitted = [
+                replace(each, label=each.label._replace(name=f"{each.label.name} on {name}")) for each in self.fitted
+            ]
+
+    def labels(self, condition: Condition) -> list[AttackName]:
+        """Return the attack that each feature of a condition belongs to."""
+        labels: list[AttackName] = []
+        for fitted in self._made_for(condition):
+            labels += [fitted.label] * fitted.num_settings
+        return labels
+
+    def _made_for(self, condition: Condition) -> list[FittedAttack]:
+        return [fitted for fitted in self.fitted if is_made_for(fitted.attack, condition.is_same_side)]
+
+    def _sets_of_folds(self, fitted: FittedAttack, folds: range) -> slice:
+        per_fold = max(1, fitted.num_sets // self.folds.num_folds)
+        return slice(folds.start * per_fold, folds.stop * per_fold)
+
+    def _compare_mapped(
+        self, fitted: FittedAttack, left: Tensor, right: Tensor, enrolment: CellRows, test: CellRows, folds: range
+    ) -> FeatureBlock:
+        attack = fitted.attack
+        if has_own_score(attack) or hasattr(attack, "enrol"):
+            return FeatureBlock((), matrix=self._score_by_own_method(fitted, left, right, enrolment, test, folds))
+        is_cosine = not hasattr(attack, "score")
+        if is_cosine:
+            is_same = right is left
+            left = divide_by_norm(left)
+            right = left if is_same else divide_by_norm(right)
+        # Where a setting changes one side only, the other side is repeated.
+        left = left.expand(fitted.num_settings, *left.shape[1:])
+        right = right.expand(fitted.num_settings, *right.shape[1:])
+        return FeatureBlock((), left, right, is_cosine=is_cosine)
+
+    def _score_by_own_method(
+        self, fitted: FittedAttack, left: Tensor, right: Tensor, enrolment: CellRows, test: CellRows, folds: range
+    ) -> Tensor:
+        """Return the scores ``(S, C, R, R')`` of an attack with methods of its own."""
+        if fitted.fitted is None and has_batched_score(fitted.attack):
+            batched: Tensor = fitted.attack.score(left, right)
+            return batched
+        num_settings = fitted.num_settings
+        scores = left.new_zeros(num_settings, left.shape[1], left.shape[2], right.shape[2])
+        sizes = torch.stack([enrolment.is_row.sum(1), test.is_row.sum(1)], dim=1).tolist()
+        for cell, (num_rows, num_columns) in enumerate(sizes):
+            fold = folds.start + cell // self.folds.num_partitions
+            attack = fitted.attack if fitted.fitted is None else fitted.fitted[fold]
+            for setting in range(num_settings):
+                rows = left[min(setting, len(left) - 1), cell, :num_rows]
+                columns = right[min(setting, len(right) - 1), cell, :num_columns]
+                found = score_cell(attack, rows, columns, enrolment, test, cell, self.enrolment is None)
+                scores[setting, cell, :num_rows, :num_columns] = found.to(scores)
+        return scores
+
+
+def score_cell(
+    attack: Any, rows: Tensor, columns: Tensor, enrolment: CellRows, test: CellRows, cell: int, is_halved: bool
+) -> Tensor:
+    """Return the scores ``(A, B)`` of one cell by the methods of an attack, with mean 0 and deviation 1.
+
+    With a method ``enrol``, a test is compared with the speaker as enrolled from the other half of the recordings.
+    """
+    if not hasattr(attack, "enrol"):
+        return standardise_matrix(_score(attack, rows, columns))
+    codes = enrolment.code[cell, : len(rows)]
+    if not is_halved:
+        return standardise_matrix(_score(attack, attack.enrol(rows, codes).detach(), columns))
+    half_of_row, half_of_column = _assign_halves(enrolment, test, cell, len(rows), len(columns))
+    scores = rows.new_full((len(rows), len(columns)), torch.nan)
+    for half in (0, 1):
+        is_enrolled = half_of_row == half
+        if not bool(is_enrolled.any()):
+            continue
+        models = attack.enrol(rows[is_enrolled], codes[is_enrolled]).detach()
+        place = torch.searchsorted(codes[is_enrolled].contiguous(), codes).clamp(max=len(models) - 1)
+        has_model = codes[is_enrolled][place] == codes
+        found = _score(attack, models[place], columns[half_of_column != half])
+        scores[:, half_of_column != half] = found.to(scores).masked_fill(~has_model[:, None], torch.nan)
+    return standardise_matrix(scores)
+
+
+def _score(attack: Any, rows: Tensor, columns: Tensor) -> Tensor:
+    if not hasattr(attack, "score"):
+        return divide_by_norm(rows) @ divide_by_norm(columns).mT
+    scores: Tensor = attack.score(rows, columns).detach()
+    return scores
+
+
+def _assign_halves(
+    enrolment: CellRows, test: CellRows, cell: int, num_rows: int, num_columns: int
+) -> tuple[Tensor, Tensor]:
+    """Return the half, 0 or 1, that the recording of each row belongs to: every other one of its speaker."""
+    ids = torch.cat([enrolment.ids[cell, :num_rows], test.ids[cell, :num_columns]])
+    codes = torch.cat([enrolment.code[cell, :num_rows], test.code[cell, :num_columns]])
+    names, recording = ids.unique(return_inverse=True)
+    position = torch.arange(len(ids), device=ids.device)
+    first = torch.full_like(names, len(ids)).scatter_reduce(0, recording, position, "amin")
+    order = first.argsort()
+    order = order[codes[first][order].argsort(stable=True)]
+    turn = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    half = (turn % 2)[recording]
+    return half[:num_rows], half[num_rows:]
+
+
+def standardise_matrix(scores: Tensor) -> Tensor:
+    """Return scores with mean 0 and deviation 1; all 0 where some are infinite or all equal, missing ones 0."""
+    scores = scores.double() if scores.device.type != "mps" else scores
+    is_known = ~scores.isnan()
+    number = is_known.sum().clamp(min=1)
+    mean = scores.nan_to_num(0).sum() / number
+    centred = torch.where(is_known, scores - mean, 0)
+    deviation = (centred.square().sum() / number).sqrt()
+    is_usable = deviation.isfinite() & (deviation > 1e-6 * mean.abs())
+    return torch.where(is_usable, centred / torch.where(is_usable, deviation, 1), 0)
+
+
+def merge_blocks(blocks: Sequence[FeatureBlock]) -> list[FeatureBlock]:
+    """Return blocks with rows of the same width joined, so that one product scores them all."""
+    merged: list[FeatureBlock] = []
+    by_shape: dict[Any, list[FeatureBlock]] = {}
+    for block in blocks:
+        if block.matrix is not None:
+            merged.append(block)
+        else:
+            assert block.enrolment is not None
+            by_shape.setdefault((block.enrolment.shape[-1], block.is_cosine), []).append(block)
+    for (_, is_cosine), parts in by_shape.items():
+        features = [number for part in parts for number in part.features]
+        enrolment = torch.cat([part.enrolment for part in parts if part.enrolment is not None])
+        is_same = all(part.enrolment is part.test for part in parts)
+        test = enrolment if is_same else torch.cat([part.test for part in parts if part.test is not None])
+        merged.append(FeatureBlock(features, enrolment, test, is_cosine=is_cosine))
+    return merged
+
+
+def attack_name(attack: Any) -> str:
+    """Return the name of an attack, or of its class."""
+    return str(getattr(attack, "name", type(attack).__name__))
+
+
+def _fit_user_attack(attack: Any, sets: TrainingSets, number: int, data: EvaluationData) -> Any:
+    """Return a copy of a user's attack fitted on one training set, or on as many of its rows as it asks for."""
+    rows = sets.is_member[number].nonzero().flatten()
+    most = getattr(attack, "most_rows", None)
+    if most is not None:
+        rows = take_evenly(rows, most)
+    dtype = data.protected.embeddings.dtype
+    fitted = copy.deepcopy(attack)
+    with torch.enable_grad():  # an attacker may learn by descent
+        fitted.fit(sets.original[rows].to(dtype), sets.protected[rows].to(dtype), sets.speaker_index[rows])
+    return fitted
+
+
+def _make_row_map(fitted: Any) -> Any:
+    if not hasattr(fitted, "attack"):
+        return lambda rows, _: rows
+
+    def map_rows(rows: Tensor, side: SideName) -> Tensor:
+        if side == "original":
+            mapped: Tensor = fitted.attack(rows, None)[0]
+        else:
+            mapped = fitted.attack(None, rows)[1]
+        return mapped.detach()
+
+    return map_rows
+
+
+def unit_length(side: Utterances) -> Utterances:
+    """Return a side with rows of unit length: attacks see directions, never the length of embeddings."""
+    rows = at_least_float32(side.embeddings.detach())
+    return replace(side, embeddings=unit_rows(rows).to(rows.dtype))

@@ -1,0 +1,118 @@
+"""The fused attacker on one fold: rows whose inner products are fused scores, also of conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import overload
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vpmetrics._utterances.utterances import Utterances
+from vpmetrics.attacks.moments import divide_by_norm
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedRows:
+    """Rows of some attacks, ``(..., A, R, d)`` of each side, with what their scores weigh in the fused one.
+
+    ``weight``, ``mean``, ``deviation`` ``(A,)``: weight of the standardised score; mean and deviation of the scores.
+    """
+
+    enrolment: Tensor
+    test: Tensor
+    weight: Tensor
+    mean: Tensor
+    deviation: Tensor
+    is_cosine: bool = True
+
+    def average(self, enrolment_members: Tensor, test_members: Tensor) -> WeightedRows:
+        """Return the rows of conversations, standardised anew, see :meth:`FoldRows.average`."""
+        enrolment = _average_rows(self.enrolment, enrolment_members, self.is_cosine)
+        test = _average_rows(self.test, test_members, self.is_cosine)
+        scores = enrolment @ test.mT  # (K, A, C, B)
+        mean = scores.mean((0, 2, 3))
+        deviation = scores.std((0, 2, 3), correction=0)
+        return replace(self, enrolment=enrolment, test=test, mean=mean, deviation=deviation)
+
+    def join(self) -> tuple[Tensor, Tensor]:
+        """Return enrolment rows ``(..., R, E)`` and test rows of the weighted sum of standardised scores."""
+        scale = torch.where(self.deviation > 0, self.weight / self.deviation.clamp(min=1e-30), 0)
+        offset = -(scale * self.mean).sum()
+        enrolment = (self.enrolment * scale[:, None, None]).transpose(-3, -2).flatten(-2)
+        test = self.test.transpose(-3, -2).flatten(-2)
+        enrolment = torch.cat([enrolment, offset.expand(*enrolment.shape[:-1], 1)], dim=-1)
+        return enrolment, pad(test, (0, 1), value=1.0)
+
+
+def _average_rows(rows: Tensor, members: Tensor, is_cosine: bool) -> Tensor:
+    """Return the mean of the member rows, ``(K, A, C, d)``, from rows ``(A, R, d)`` and members ``(K, C, L)``."""
+    means = rows[:, members].mean(-2).movedim(0, 1)
+    return divide_by_norm(means) if is_cosine else means
+
+
+@dataclass(frozen=True, eq=False)
+class FoldRows:
+    """One fold of speakers (of one partition) after the fused attack.
+
+    ``enrolment``, ``test``: the utterances of the fold, sorted by speaker, in the order of the rows.
+    """
+
+    enrolment: Utterances
+    test: Utterances
+    parts: Sequence[WeightedRows]
+
+    @property
+    def enrolment_rows(self) -> Tensor:
+        """Rows ``(A, E)``: the inner product with a test row is the fused score of the trial, higher = more alike."""
+        return torch.cat([part.join()[0] for part in self.parts], dim=-1)
+
+    @property
+    def test_rows(self) -> Tensor:
+        """Rows ``(B, E)``."""
+        return torch.cat([part.join()[1] for part in self.parts], dim=-1)
+
+    def average(self, enrolment_members: Tensor, test_members: Tensor) -> FoldRows:
+        """Return rows of conversations, several draws of them at once.
+
+        Of each attack the unit rows of a conversation are averaged, and the means have unit length again. The scores
+        of each attack are standardised over all pairs of conversations of the same draw, pooled over draws.
+
+        Args:
+            enrolment_members: ``(K, C, L)``, the enrolment rows in each of ``C`` conversations of ``K`` draws.
+            test_members: ``(K, B, L')``, the same for test rows.
+
+        Returns:
+            The same utterances, with ``enrolment_rows`` ``(K, C, E)`` and ``test_rows`` ``(K, B, E)``.
+        """
+        return replace(self, parts=[part.average(enrolment_members, test_members) for part in self.parts])
+
+
+class FoldRowsOfCondition(Sequence[FoldRows]):
+    """The rows of all folds; those of a few folds at a time are in memory."""
+
+    def __init__(self, count: int, make: Callable[[int], FoldRows]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> FoldRows: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[FoldRows]: ...
+
+    def __getitem__(self, index: int | slice) -> FoldRows | list[FoldRows]:
+        """Return the rows of a fold."""
+        if isinstance(index, slice):
+            return [self._make(number) for number in range(*index.indices(self._count))]
+        if not -self._count <= index < self._count:
+            raise IndexError(f"Expected one of {self._count} folds, but got {index}.")
+        return self._make(index % self._count)
+
+    def __iter__(self) -> Iterator[FoldRows]:
+        for number in range(self._count):
+            yield self._make(number)

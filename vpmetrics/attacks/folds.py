@@ -1,0 +1,186 @@
+"""Folds of speakers: the speakers of each, and the rows that an attack on them compares.
+
+An attack is fitted on all folds but one and compares the utterances of that one. Pairs of two partitions (sexes, data
+sets) are no trials, so that the rows of a fold are compared within *cells*, one per fold and partition. Cells are a
+dimension of every tensor, ``(C, R)``; short cells are filled up with rows that take part in no trial.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._utterances.conditions import Condition
+from vpmetrics._utterances.utterances import EvaluationData, Utterances, count_values, order_speakers_by_value
+
+FEWEST_SPEAKERS = 6  # two folds of three speakers: fewer in a fold give no chance level
+_PER_FOLD, _FOLDS = 3, 5  # speakers in a fold, at least, and folds
+_MANY, _MORE_FOLDS = 100, 10  # from this number of speakers on, this number of folds
+_SAMPLED_PAIRS = 1 << 16  # that weights are fitted on, over all cells
+_SAMPLED_PER_SPEAKER = 4  # rows of a speaker in the sample, at least
+# Kinds of pairs: of two speakers; of a speaker and the next one; of one speaker; no trial.
+NONTARGET, CHANCE_TARGET, TARGET, NO_TRIAL = range(4)
+
+
+class Folds(NamedTuple):
+    """Speakers divided into folds, within each partition, by the values of their embeddings only.
+
+    ``of_speaker`` ``(S,)``: the fold; -1 for speakers of a partition with too few, who are fitted on but not attacked.
+    ``partition`` ``(S,)``: index of the attacked partition, or -1. ``code`` ``(S,)``: place in the cell, from 0.
+    ``fewest_training_speakers``: how many speakers the attack of a fold is fitted on, at least.
+    """
+
+    of_speaker: Tensor
+    partition: Tensor
+    code: Tensor
+    num_folds: int = 0
+    num_partitions: int = 0
+    fewest_training_speakers: int = 0
+
+    @property
+    def cell_of_speaker(self) -> Tensor:
+        """The cell of every speaker, ``(S,)``; -1 for those who are not attacked."""
+        return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_partitions + self.partition)
+
+
+def assign_folds(data: EvaluationData) -> Folds:
+    """Return folds that depend neither on names nor on the order of rows; no folds where there are too few speakers."""
+    side = data.original if len(data.original) else data.protected
+    count = len(data.speakers)
+    group = torch.zeros(count, dtype=torch.int64, device=data.speakers.device)
+    for each in (data.original, data.protected):
+        if each.groups is not None:
+            group = group.scatter(0, each.speaker_index, each.groups)
+    _, group, size = group.unique(return_inverse=True, return_counts=True)
+    sizes = [number for number in size.tolist() if number >= FEWEST_SPEAKERS]
+    if not sizes:
+        nobody = torch.full_like(group, -1)
+        return Folds(nobody, nobody, nobody)
+    num_folds = _MORE_FOLDS if min(sizes) >= _MANY else min(_FOLDS, min(sizes) // _PER_FOLD)
+    order = order_speakers_by_value(count, side, data.protected)
+    order = order[group[order].argsort(stable=True)]
+    place = torch.arange(count, device=order.device) - (size.cumsum(0) - size)[group[order]]
+    place = torch.empty_like(place).scatter(0, order, place)
+    is_attacked = size >= FEWEST_SPEAKERS
+    partition = torch.where(is_attacked, is_attacked.long().cumsum(0) - 1, -1)[group]
+    fold = torch.where(partition >= 0, place % num_folds, -1)
+    in_first_fold = sum(-(-number // num_folds) for number in sizes)  # the largest fold
+    return Folds(fold, partition, place // num_folds, num_folds, len(sizes), count - in_first_fold)
+
+
+@dataclass(frozen=True, eq=False)
+class CellRows:
+    """Rows of one side in their cells, sorted by speaker.
+
+    ``embeddings`` ``(C, R, D)``; all others ``(C, R)``: ``is_row``, False where a short cell is filled up; ``code`` of
+    the speaker, consecutive within a cell; ``row``, index among the utterances of the side; ``ids``; ``sessions``.
+    """
+
+    embeddings: Tensor
+    is_row: Tensor
+    code: Tensor
+    row: Tensor
+    ids: Tensor
+    sessions: Tensor | None = None
+
+    def take_columns(self, columns: Tensor) -> CellRows:
+        """Return some of the rows of each cell, ``columns`` ``(C, r)``."""
+        taken = {}
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if values is not None:
+                index = columns[..., None].expand(-1, -1, values.shape[-1]) if values.dim() == 3 else columns
+                taken[field.name] = values.gather(1, index)
+        return replace(self, **taken)
+
+    def select_cells(self, cells: slice) -> CellRows:
+        """Return the rows of some of the cells."""
+        taken = {}
+        for field in fields(self):
+            values = getattr(self, field.name)
+            if values is not None:
+                taken[field.name] = values[cells]
+        return replace(self, **taken)
+
+
+def arrange_in_cells(side: Utterances, folds: Folds, dtype: torch.dtype) -> CellRows:
+    """Return the rows of all attacked speakers in their cells. Waits for the device once."""
+    cell = folds.cell_of_speaker[side.speaker_index]
+    code = folds.code[side.speaker_index]
+    num_cells = folds.num_folds * folds.num_partitions
+    order = side.argsort_by(cell * (1 + len(folds.code)) + code)
+    size = count_values(cell + 1, num_cells + 1)
+    num_unattacked, longest = torch.stack([size[0], size[1:].amax()]).tolist()
+    first = size[1:].cumsum(0) - size[1:] + num_unattacked
+    place = torch.arange(max(1, longest), device=order.device)
+    is_row = place < size[1:, None]
+    position = (first[:, None] + place).clamp(max=max(0, len(order) - 1))
+    row = order[position] if len(order) else position.new_zeros(position.shape)
+    return CellRows(
+        embeddings=side.embeddings.to(dtype)[row] * is_row[..., None],
+        is_row=is_row,
+        code=torch.where(is_row, code[row], -2),
+        row=row,
+        ids=side.ids[row],
+        sessions=None if side.sessions is None else side.sessions[row],
+    )
+
+
+def label_pairs(
+    enrolment: CellRows,
+    test: CellRows,
+    condition: Condition,
+    is_same_rows: bool,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> Tensor:
+    """Return the kind of every pair of enrolment and test rows of the same cell, ``(C, A, B)`` int32.
+
+    With ``is_same_rows`` every unordered pair counts once.
+    """
+    code = enrolment.code[:, rows, None]
+    other_code = test.code[:, None, columns]
+    is_target = code == other_code
+    is_trial = enrolment.is_row[:, rows, None] & test.is_row[:, None, columns]
+    if is_same_rows:
+        place = torch.arange(test.code.shape[1], device=code.device)
+        is_trial = is_trial & (place[rows, None] < place[None, columns])
+    if not is_same_rows or enrolment.sessions is not None:
+        is_same_recording = enrolment.ids[:, rows, None] == test.ids[:, None, columns]
+        is_trial = is_trial & ~(is_target & is_same_recording)
+    if condition.target_sessions != "any" and enrolment.sessions is not None and test.sessions is not None:
+        is_same_session = enrolment.sessions[:, rows, None] == test.sessions[:, None, columns]
+        is_left_out = is_same_session if condition.target_sessions == "other" else ~is_same_session
+        is_trial = is_trial & ~(is_target & is_left_out)
+    kinds = (code + 1 == other_code).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
+    return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
+
+
+def sample_cells(side: CellRows) -> CellRows:
+    """Return some rows of some speakers of each cell, evenly spaced; the speakers are numbered anew.
+
+    Where there are few rows, all of them are taken.
+    """
+    num_cells, longest = side.code.shape
+    most = max(2 * _SAMPLED_PER_SPEAKER, int((_SAMPLED_PAIRS / num_cells) ** 0.5))
+    if longest <= most:
+        return side
+    num_speakers = (side.code.amax(1, keepdim=True) + 1).clamp(min=1)  # (C, 1)
+    per_speaker = (most // num_speakers).clamp(min=_SAMPLED_PER_SPEAKER)
+    wanted = torch.minimum(num_speakers, most // per_speaker)
+    # Speaker j of n is taken where floor(j m / n) grows, and so are rows of a speaker.
+    is_kept = (side.code * wanted % num_speakers < wanted) & side.is_row
+    new_code = torch.where(is_kept, side.code * wanted // num_speakers, -2)
+    is_first = torch.ones_like(side.is_row)
+    is_first[:, 1:] = side.code[:, 1:] != side.code[:, :-1]
+    place = torch.arange(longest, device=side.code.device).expand_as(side.code)
+    start = torch.where(is_first, place, 0).cummax(1).values
+    size = torch.zeros_like(side.code).scatter_add(1, start, torch.ones_like(place)).gather(1, start)
+    share = torch.minimum(size, per_speaker)
+    is_taken = is_kept & ((place - start) * share % size < share)
+    columns = (~is_taken).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    taken = replace(side, code=new_code, is_row=is_taken).take_columns(columns)
+    return replace(taken, code=torch.where(taken.is_row, taken.code, -2))

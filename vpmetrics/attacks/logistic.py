@@ -1,0 +1,57 @@
+"""Logistic regression of several problems at once: the weights of attacks in the fused score."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+RIDGE = 1e-3  # on weights of standardised scores
+_STEPS = 8  # of Newton; the last changes weights by less than 1e-3 where classes overlap
+_SHARES_OF_STEP = (1.0, 0.5, 0.25, 0.0625)  # of which the one with the least cost is taken
+
+
+def fit_logistic_weights(scores: Tensor, is_target: Tensor, pair_weights: Tensor) -> Tensor:
+    r"""Fit a logistic regression with an intercept for each problem.
+
+    .. math::
+        \min_{w, b} \sum_i c_i \ln\left(1 + e^{-y_i (w^\top z_i + b)}\right) + \tfrac{\lambda}{2} \lVert w \rVert^2,
+        \qquad \lambda = 0.001
+
+    Args:
+        scores: Standardised scores ``(P, A)`` of pairs.
+        is_target: Whether a pair is a target, ``(P,)``.
+        pair_weights: ``(Q, P)``, the weights :math:`c` of each problem; those of each class add up to 1/2.
+
+    Returns:
+        The weights ``(Q, A)``; zeros for a problem without weights.
+
+    Example:
+        >>> scores = torch.tensor([[2.0], [1.0], [-1.0], [-2.0], [-1.5], [0.5]])
+        >>> is_target = torch.tensor([True, True, False, False, True, False])
+        >>> fit_logistic_weights(scores, is_target, torch.full((1, 6), 1 / 6)).shape
+        torch.Size([1, 1])
+    """
+    columns = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
+    num_weights = columns.shape[1]
+    sign = torch.where(is_target, 1.0, -1.0).to(scores)
+    ridge = torch.full_like(columns[0], RIDGE)
+    ridge[-1] = torch.finfo(torch.float32).eps  # of the intercept
+    shares = torch.tensor(_SHARES_OF_STEP, dtype=scores.dtype, device=scores.device)[:, None, None]
+    weights = scores.new_zeros(len(pair_weights), num_weights)
+
+    def cost(candidates: Tensor) -> Tensor:
+        margins = sign * (candidates @ columns.T)
+        return (pair_weights * softplus(-margins)).sum(-1) + 0.5 * (ridge * candidates.square()).sum(-1)
+
+    for _ in range(_STEPS):
+        probability = (weights @ columns.T).sigmoid()
+        gradient = (pair_weights * (probability - is_target.to(scores))) @ columns + ridge * weights
+        curvature = pair_weights * probability * (1 - probability)
+        hessian = (curvature[:, None] * columns.T) @ columns + ridge.diag()
+        factor = torch.linalg.cholesky_ex(hessian).L
+        step = torch.cholesky_solve(gradient[..., None], factor)[..., 0]
+        candidates = weights - shares * step.nan_to_num(0, 0, 0)
+        best = cost(candidates).argmin(0)
+        weights = candidates.gather(0, best[None, :, None].expand(1, -1, num_weights))[0]
+    return weights[:, :-1]
