@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -139,8 +139,8 @@ class _TailedScoreAxis(NamedTuple):
         return widen(self.low) + torch.cat([-tail.flip(0), middle, _BINS + tail]) / widen(self.scale)
 
 
-def _lay_axis_by_sample(pairs: PairBlocks) -> _TailedScoreAxis:
-    sample = pairs.sample_scores().flatten()
+def _lay_axis(sample: Tensor) -> _TailedScoreAxis:
+    """Return bins for scores that are distributed about as those of a sample."""
     ordered = sort_scores(sample[sample.isfinite()])
     if len(ordered) == 0:
         ordered = sample.new_zeros(1)
@@ -151,8 +151,22 @@ def _lay_axis_by_sample(pairs: PairBlocks) -> _TailedScoreAxis:
     return _TailedScoreAxis(low - margin, _BINS / (high - low + 2 * margin))
 
 
+def collect_block_scores(sample: Tensor, blocks: Iterable[tuple[Tensor, Tensor]]) -> ConditionScores:
+    """Return given scores in fine histograms: blocks of scores, which are overwritten, and whether each is a target.
+
+    ``sample``: some of the scores, which say where the bins are to be.
+    """
+    axis = _lay_axis(sample.flatten())
+    columns = _ALL_BINS + 1
+    table = torch.zeros(2 * columns, dtype=torch.int64)
+    for scores, is_target in blocks:
+        add_counts(table, axis.bin_in_place(scores) + is_target * columns)
+    return _count_histogram(axis, table.view(2, columns), has_unordered_pairs=False)
+
+
 def _bin_scores(pairs: PairBlocks) -> ConditionScores:
-    axis, columns = _lay_axis_by_sample(pairs), _ALL_BINS + 1
+    axis = _lay_axis(pairs.sample_scores().flatten())
+    columns = _ALL_BINS + 1
     table = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
     for block in pairs:
         slots = axis.bin_in_place(block.scores)
@@ -161,6 +175,11 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
             slots.masked_fill_(~block.is_trial, 2 * columns)
         add_counts(table, slots)
     (by_class,) = pairs.processes.all_reduce(table[:-1].view(2, columns))
+    return _count_histogram(axis, by_class, pairs.is_same_rows)
+
+
+def _count_histogram(axis: _TailedScoreAxis, by_class: Tensor, has_unordered_pairs: bool) -> ConditionScores:
+    """Return the scores in a histogram of non-targets and targets, whose last column counts NaN."""
     by_class, has_nan = by_class[:, :-1].roll(_TAIL, 1), by_class[:, -1].sum() > 0
     edges = axis.edges()
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
@@ -181,6 +200,6 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
         CountedScores(torch.where(has_nan, torch.nan, middles), by_class),
         StepsOfBothSigns(*map(merge_targetless_steps, counts)),
         make_finder,
-        pairs.is_same_rows,
+        has_unordered_pairs,
         lambda: count_by_bin(*histogram, is_separated=True),
     )

@@ -189,7 +189,8 @@ def _as_array(values: Any, where: str) -> Array | None:
 
 
 def _read_npy(file: BinaryIO, path: str) -> Arrays:
-    _check_array_header(file, _size_of(file), path)
+    check_array_header(file, _size_of(file), path)
+    file.seek(0)
     return _collect_arrays({"": np.load(file, allow_pickle=False)}, path)
 
 
@@ -199,7 +200,7 @@ def _read_npz(file: BinaryIO, path: str) -> Arrays:
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             with archive.open(entry) as member:
-                _check_array_header(member, entry.file_size, f"{path}:{name}")
+                check_array_header(member, entry.file_size, f"{path}:{name}")
     file.seek(0)
     content = np.load(file, allow_pickle=False)
     return _collect_arrays({name: content[name] for name in content.files}, path)
@@ -216,19 +217,22 @@ def _size_of(file: BinaryIO) -> int:
     return size
 
 
-def _check_array_header(file: IO[bytes], size: int, where: str) -> None:
-    """Raise for an array of NumPy with objects, or with more numbers than its ``size`` in bytes allows; rewind."""
-    read_header = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }.get(np.lib.format.read_magic(file), np.lib.format.read_array_header_2_0)
-    shape, _, dtype = read_header(file)
+def check_array_header(file: IO[bytes], size: int, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order of Fortran or not, and type of an array of NumPy; the file is left where its numbers begin.
+
+    Raise for one with objects, or with more numbers than ``size``, its length in bytes, allows.
+    """
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        shape, is_fortran_order, dtype = np.lib.format.read_array_header_1_0(file)
+    else:
+        shape, is_fortran_order, dtype = np.lib.format.read_array_header_2_0(file)
     if dtype.hasobject:
         advice = "save numbers or text, as np.array(names, dtype=str)"
         raise InputError(f"holds Python objects, which are not read; {advice}", where)
     if math.prod(shape) * dtype.itemsize > size:
         raise InputError(f"is cut off: it has {size:,} bytes for an array of shape {shape}", where)
-    file.seek(0)
+    return shape, is_fortran_order, dtype
 
 
 def _read_torch(file: BinaryIO, path: str) -> Arrays:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, softplus
 
 from vpmetrics._scores.calibration import CALIBRATIONS, fit_linear_map, transferred_llr
-from vpmetrics._scores.condition_scores import collect_trial_scores
+from vpmetrics._scores.condition_scores import ConditionScores, collect_trial_scores
 from vpmetrics._scores.group_sums import SumsWithoutGroups
 from vpmetrics._scores.jackknife import (
     Jackknife,
@@ -150,6 +150,17 @@ def report_trials(
             transfer, jackknife = _transfer_calibration(attacked, fit, labels if intervals else None)
             scalars = transfer.scalars if intervals is None else add_intervals(transfer.scalars, jackknife, intervals)
             report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
+    return add_checks_and_headline(report)
+
+
+def report_condition_scores(scores_by_condition: Mapping[str, ConditionScores]) -> PrivacyReport:
+    """Return the report of scores that were counted by blocks, by condition, without speakers."""
+    with collect_warnings():
+        conditions: dict[str, ConditionReport] = {}
+        for name, scores in scores_by_condition.items():
+            scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
+            conditions[name] = ConditionReport(scalars, scores, is_llr=True)
+        report = join_conditions(conditions, torch.empty(0, dtype=torch.int64), intervals=None)
     return add_checks_and_headline(report)
 
 
