@@ -234,22 +234,6 @@ def _of_matrices(function: Callable[..., Any], matrices: Callable[..., Any], pla
     return lambda *rows, **named: function((found := matrices(*rows, **named))[0], found[place])
 
 
-def _op_trials(original: Any, protected: Any, speakers: Any) -> tuple[Any, Any]:
-    scores, target, _ = reference.similarity.trials(original, protected, speakers, "OP")
-    return np.asarray(scores), np.asarray(target).astype(int)
-
-
-def _of_op(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of trials, from embeddings."""
-
-    def value(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> Any:
-        scores, target = _op_trials(original.double().numpy(), protected.double().numpy(), speakers.numpy())
-        dtype = torch.float64 if original.dtype == torch.float64 else torch.float32
-        return function(torch.from_numpy(scores).to(dtype), torch.from_numpy(target))
-
-    return value
-
-
 def _ranks(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
     return F.rank_disclosure(F.rank_histogram(protected, speakers, original))
 
@@ -402,17 +386,6 @@ EMBEDDING_CASES = [
     _embedding_case(
         "SinglingOut", partial(vp.SinglingOut, sizes=(8,)), _singled_out, _reference_singled_out,
         batches=partial(embeddings, least=5),
-    ),
-    *(
-        _embedding_case(
-            f"EmbeddingTrials of {metric.__name__}", partial(vp.EmbeddingTrials, metric()), _of_op(function),
-            lambda *rows, second=second: second(*_op_trials(*rows)), (_LONE,),
-            smooth=lambda bandwidth, metric=metric: vp.EmbeddingTrials(metric(bandwidth=bandwidth)),
-        )
-        for metric, function, second in (
-            (vp.ZebraDisclosure, F.zebra_disclosure, reference.zebra.zebra_disclosure),
-            (vp.EqualErrorRate, F.equal_error_rate, reference.verification.equal_error_rate),
-        )
     ),
 ]  # fmt: skip
 

@@ -9,8 +9,6 @@ import torch
 from cases import embeddings, feed, scores
 from reports import compute
 from torch import tensor
-from torchmetrics import MetricCollection
-from torchmetrics.classification import BinaryAUROC
 
 import vpmetrics as vp
 from vpmetrics import functional as F
@@ -31,7 +29,6 @@ DESCENDING = [tensor([1.0, 0.0]), tensor([0.0, NAN]), tensor([-INFINITY, 0.0])]
 NO_RANGE = [(0, 1, 2), "01", (False, True)]
 
 
-TRIALS = (vp.EmbeddingTrials,)
 LOSS, SAMPLER = (PseudonymisationLoss,), (partial(SpeakerBatchSampler, speakers=HALF, speakers_per_batch=2),)
 RATES = (vp.ReidentificationRate, vp.SinglingOut)
 
@@ -91,12 +88,6 @@ INVALID = [
     (SAMPLER, "utterances", [1], {}, ValueError, "Expected `utterances` to be at least 2, but got 1"),
     (SAMPLER, "utterances", [4.0], {}, TypeError, "Expected `utterances` to be a whole number, but got 4.0"),
     (SAMPLER, "seed", [-1], {}, ValueError, "Expected `seed` to be at least 0, but got -1"),
-    (TRIALS, "intervals", [0.95], {"metric": vp.MinCllr()}, (TypeError, ValueError), "intervals"),
-    (TRIALS, "bandwidth", [0.1], {"metric": vp.MinCllr()}, TypeError, "no `bandwidth`: give it to"),
-    (TRIALS, "condition", ["PO"], {"metric": vp.MinCllr()}, ValueError, "`condition` to be one of 'OO'"),
-    (TRIALS, "metric", [3, vp.MinCllr], {}, TypeError, "`metric` to be a Metric or a MetricCollection, but got"),
-    (TRIALS, "metric", [vp.DeIdentification()], {}, TypeError, r"`update\(preds, target\)`, but got DeId"),
-    (TRIALS, "metric", [MetricCollection([BinaryAUROC(), vp.VoicePrivacy()])], {}, TypeError, "got VoicePriv"),
 ]
 
 
@@ -111,7 +102,7 @@ def test_invalid_constructor_arguments_raise(metrics, argument, values, others, 
 @pytest.mark.parametrize("name", [name for name in vp.__all__ if isinstance(getattr(vp, name), type)])
 def test_every_constructor_validates_flags_and_choices(name):
     metric = getattr(vp, name)
-    given = {vp.EmbeddingTrials: {"metric": vp.MinCllr()}, vp.AttributeDisclosure: {"attributes": ["sex"]}}
+    given = {vp.AttributeDisclosure: {"attributes": ["sex"]}}
     make = partial(metric, **given.get(metric, {}))
     parameters = inspect.signature(metric.__init__).parameters
     assert "validate_args" in parameters
@@ -186,6 +177,12 @@ see = lambda **change: feed(vp.DeIdentification(), [GOOD, GOOD | change])  # noq
 lose = partial(PseudonymisationLoss(), original=EYE, protected=EYE, speakers=THREE)
 WRONG, UNSIZED = [(), (0,), (2, 2)], [5, (2.0,), "20"]  # sizes of galleries
 INVALID_CALLS = [
+    (lambda: F.trials(ROWS, ROWS, THREE, "PO"), ValueError, "`condition` to be one of 'OO'"),
+    (lambda: F.trials(ROWS, ROWS, THREE, block_rows=0), ValueError, "`block_rows` to be at least 1, but got 0"),
+    (lambda: F.trials(ROWS, ROWS, THREE, block_rows=2.0), TypeError, "`block_rows` to be a whole number"),
+    (lambda: F.trials(ROWS, ROWS, THREE, enrolment="speaker"), ValueError, "`is_reference` with enrolment='speaker'"),
+    (lambda: F.trials(ROWS, ROWS, FOUR), ValueError, r"`speakers` to have shape \(3,\)"),
+    (lambda: F.trials(NAN * ROWS, ROWS, THREE), ValueError, "`original` to hold finite numbers"),
     (lambda: F.zebra_disclosure([0.5], tensor([1])), TypeError, "`preds` to be a tensor, but got list"),
     (lambda: F.zebra_disclosure(tensor([1]), tensor([1])), TypeError, "`preds` to have a floating .* got torch.int64"),
     (lambda: F.zebra_disclosure(EYE[0], EYE[0]), TypeError, "`target` to be boolean or integer, but got torch.float32"),

@@ -106,8 +106,6 @@ def test_values_depend_only_on_the_data(case, **data):
 @properties
 @given(**DATA)
 def test_values_lie_in_range_and_interval(case, **data):
-    if case.name.startswith("EmbeddingTrials"):  # of a metric that has its own case
-        return
     parameters = inspect.signature(type(case.metric()).__init__).parameters
     takes_intervals = "intervals" in parameters and "speakers" in case.batches()[0]
     metric = case.metric(**({"intervals": 0.9} if takes_intervals else {}))

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
     from vpmetrics.strongest import StrongestAttack
     from vpmetrics.suite import VoicePrivacy
-    from vpmetrics.trials import EmbeddingTrials
     from vpmetrics.verification import Cllr, EqualErrorRate, Linkability, MinCllr, TPRAtFPR
     from vpmetrics.zebra import CalibrationDistortion, ZebraDisclosure
 
@@ -25,7 +24,6 @@ __all__ = [
     "CalibrationDistortion",
     "Cllr",
     "DeIdentification",
-    "EmbeddingTrials",
     "EqualErrorRate",
     "Linkability",
     "LocalInformationDisclosure",

@@ -9,10 +9,8 @@ import reference
 import torch
 from bench.interval_coverage import Coverage, TrialPopulation, score_independent, score_jackknife
 from cases import assert_same
-from reports import compute
-from samples import people, trials
+from samples import trials
 from scipy import stats
-from torch.nn.functional import normalize
 from torch.testing import assert_close
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAUROC
@@ -141,19 +139,6 @@ def test_missing_or_invalid_speakers_raise(metric):
             made.update(**{**batch, "speakers": speakers})
         assert not made.update_called
         assert not any(made.metric_state["scores"])
-
-
-def test_embedding_trials_pass_speakers():
-    original, protected, names = people(number=8, each=5)
-    kept = ~torch.eye(40, dtype=torch.bool)
-    enrol, probe = (side[kept] for side in torch.meshgrid(names, names, indexing="ij"))
-    scores = (normalize(original) @ normalize(protected).T)[kept]
-    expected = vp.ZebraDisclosure(intervals=0.95)(scores, enrol == probe, (enrol, probe))
-    zebra = vp.ZebraDisclosure(intervals=0.95)
-    for inner in (zebra, MetricCollection([zebra.clone(), BinaryAUROC()])):
-        value = compute(vp.EmbeddingTrials(inner, "OP"), original, protected, names)
-        for key, entry in expected.items():
-            assert_close(value[key], entry, atol=1e-9, rtol=0)
 
 
 def test_jackknife_covers_but_independent_trial_intervals_do_not():

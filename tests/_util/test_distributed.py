@@ -137,7 +137,6 @@ UNLIKE = [  # the metric of each rank, what it is fed, and the argument that the
     (lambda rank: (vp.DeIdentification, vp.VoiceDistinctiveness)[rank](), ROWS, "class"),
     (lambda rank: vp.ReidentificationRate((2, 5), condition=("OP", "PP")[rank]), ROWS, "condition"),
     (lambda rank: vp.ReidentificationRate((2, 5), utterances=1 + rank), ROWS, "utterances"),
-    (lambda rank: vp.EmbeddingTrials((vp.Cllr(), vp.MinCllr())[rank]), ROWS, "metric"),
     (
         lambda rank: vp.Cllr(intervals=(None, 0.9)[rank]),
         TRIALS | {"speakers": (TRIALS["target"], torch.ones(10).long())},

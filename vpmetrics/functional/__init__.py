@@ -20,6 +20,7 @@ from vpmetrics.functional.similarity import (
     voice_distinctiveness,
     voice_similarity_matrix,
 )
+from vpmetrics.functional.trials import trials
 from vpmetrics.functional.verification import (
     cllr,
     equal_error_rate,
@@ -68,6 +69,7 @@ __all__ = [
     "speaker_disclosure",
     "summarise_information",
     "tpr_at_fpr",
+    "trials",
     "voice_distinctiveness",
     "voice_similarity_matrix",
     "zebra_disclosure",
