@@ -38,6 +38,8 @@ INVALID = [
     ((vp.Cllr,), "score_range", [(0, 1)], {}, TypeError, "Cllr takes no `score_range`: four sums"),
     ((vp.Cllr,), "bandwidth", [0.1], {}, TypeError, "Cllr takes no `bandwidth`: the value is smooth"),
     ((vp.Linkability,), "bandwidth", [0.1], {}, TypeError, "Linkability takes no `bandwidth`: the bins"),
+    ((vp.LocalInformationDisclosure,), "bandwidth", [0.1], {}, TypeError, "takes no `bandwidth`: descend a loss"),
+    ((vp.ReidentificationRate,), "bandwidth", [0.1], {}, TypeError, "takes no `bandwidth`: somebody is found or"),
     ((DISTORTION,), "bandwidth", [0.1], {}, TypeError, "CalibrationDistortion takes no `bandwidth`: one batch"),
     ((DISTORTION,), "calibration", [True], {}, ValueError, "`calibration` to be one of 'linear', 'isotonic'"),
     ((DISTORTION,), "thresholds", [64], {}, ValueError, "Unexpected keyword arguments: `thresholds`"),

@@ -194,6 +194,7 @@ def test_undefined_data_is_nan_with_one_warning(case):
 
 STEPS = (
     "Cllr", "Linkability", "TPRAtFPR", "CalibrationDistortion", "SinglingOut", "StrongestAttack", "AttributeDisclosure",
+    "LocalInformationDisclosure", "ReidentificationRate",
 )  # fmt: skip
 _ROWS, _EACH = torch.randn(6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(6)
 _DEFECTIVE = {

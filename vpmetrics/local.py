@@ -11,7 +11,7 @@ from vpmetrics._identification.identification import Identification, identify_co
 from vpmetrics._identification.references import IdentificationTrials
 from vpmetrics._scores.jackknife import add_intervals, group_speakers
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
-from vpmetrics._util.validation import check_finite_slope
+from vpmetrics._util.validation import check_finite_slope, reject_options
 from vpmetrics._utterances.conditions import look_up_condition
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.local import summarise_information
@@ -44,7 +44,6 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
             cross-fitted on other speakers, see :func:`vpmetrics.functional.identify`.
-        bandwidth: Any width gives ``forward`` a gradient; the value is the same, since bits are smooth in the scores.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but ``lid_pos``, ``lid_neg``
             and ``lid_max``, from the leave-one-speaker-out jackknife.
@@ -67,12 +66,12 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         condition: str = "PP",
         scoring: Scoring = "cosine",
         slope: float | None = None,
-        bandwidth: float | None = None,
         validate_args: bool = True,
         intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
+        reject_options(self, kwargs, {"bandwidth": "descend a loss of vpmetrics.losses, which is two-sided"})
+        super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
         look_up_condition(condition)
         resolve_scoring(scoring)
         check_finite_slope(slope)

@@ -100,8 +100,6 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
             utterances before they are averaged.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        bandwidth: Width, in standard deviations of a probe's scores, over which two scores are compared softly, so that
-            ranks have a gradient; None counts ranks.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``rate_<N>_low``, ``rate_<N>_high`` of the
             leave-one-speaker-out jackknife; NaN where the rate is extrapolated.
@@ -124,12 +122,12 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         condition: str = "PP",
         attack: Any = None,
         scoring: Scoring = "cosine",
-        bandwidth: float | None = None,
         validate_args: bool = True,
         intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs |= {"bandwidth": bandwidth, "validate_args": validate_args, "intervals": intervals}
+        reject_options(self, kwargs, {"bandwidth": "somebody is found or not; `SimilarityRankDisclosure` takes it"})
+        kwargs |= {"validate_args": validate_args, "intervals": intervals}
         super().__init__(sizes, 1, utterances, accumulated, condition, attack, scoring, **kwargs)
 
     def _search(self, data: EvaluationData, length: int) -> list[tuple[EvaluationData, ConversationProtocol]]:
@@ -137,7 +135,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 
     def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
         parts = self._search(data, length)
-        values = reidentification_rates(parts, self.sizes, self.bandwidth)
+        values = reidentification_rates(parts, self.sizes)
         if self.intervals is None:
             return values
         groups = group_speakers(data)
@@ -155,7 +153,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 
         sizes = sorted({*spread_population_sizes(max(100, *self.sizes)), *self.sizes} - {1})
         with collect_warnings(), self._gather_states():
-            values = reidentification_rates(self._search(self._collect_data(), self.length), sizes, self.bandwidth)
+            values = reidentification_rates(self._search(self._collect_data(), self.length), sizes)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}
         return draw_population_rate(curve, float(values["gallery"]), ax, label)
 

@@ -145,9 +145,10 @@ class DeIdentification(_SimilarityRatio):
 
     Args:
         similarity: As in :class:`VoiceSimilarityMatrix`.
-        scoring: As there.
-        bandwidth: As there.
-        validate_args: As there.
+        scoring: As in :class:`VoiceSimilarityMatrix`.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+            Training on it does not stop a fused attacker, to whom .60 of .64 bit were left.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
             dictionary: ``deid``, ``deid_low``, ``deid_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
@@ -179,9 +180,9 @@ class VoiceDistinctiveness(_SimilarityRatio):
 
     Args:
         similarity: As in :class:`VoiceSimilarityMatrix`.
-        scoring: As there.
-        bandwidth: As there.
-        validate_args: As there.
+        scoring: As in :class:`VoiceSimilarityMatrix`.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
             dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.

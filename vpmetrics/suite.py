@@ -70,7 +70,8 @@ class VoicePrivacy(AttackedMetric):
         rank_model: ``"empirical"`` or ``"beta_binomial"``, see :class:`SimilarityRankDisclosure`.
         slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
-            batches: every score is kept, and no attack is tried.
+            batches: every score is kept, and no attack is tried. Training on it does not stop a fused attacker,
+            to whom .60 of .64 bit were left; the losses of :mod:`vpmetrics.losses` have attackers of their own.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         attacks: ``"standard"``, the battery of :mod:`vpmetrics.attacks`; a sequence of attacks; None tries none.
         enrolment: None takes every utterance for enrolment and test. With ``is_reference``, ``"utterance"`` compares

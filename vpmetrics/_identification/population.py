@@ -167,14 +167,13 @@ def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
 def reidentification_rates(
     parts: Iterable[tuple[EvaluationData, ConversationProtocol]],
     sizes: Sequence[int],
-    bandwidth: float | None = None,
     is_extrapolated: bool = True,
 ) -> dict[str, Tensor]:
     """Return how often the speaker of a conversation comes first among N people of their part of the data."""
     rates, weights = [], []
     for data, protocol in parts:
         trials = form_population_trials(data, protocol)
-        histogram = identify(trials, protocol.scoring, has_bits=False, bandwidth=bandwidth).histogram
+        histogram = identify(trials, protocol.scoring, has_bits=False).histogram
         values = rates_of_histogram(histogram, sizes)
         if not is_extrapolated:  # NaN for more people than there are references
             beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
@@ -285,14 +284,13 @@ class PopulationRates:
 
     data: EvaluationData
     protocol: ConversationProtocol
-    bandwidth: float | None = None
     attacks: FusedAttacker | None = None
     strongest: FusedResult | None = None
 
     def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """Return what :class:`vpmetrics.ReidentificationRate` returns."""
         protocol = self.protocol._replace(utterances=utterances)
-        return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes, self.bandwidth)
+        return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes)
 
     def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """Return the same by the fused attacker; NaN for more people than a fold of speakers has."""

@@ -285,7 +285,7 @@ def compute_population(
     sizes = settings.sizes
     protocol = ConversationProtocol(condition, settings.scoring)
     strongest = None if attacked is None else attacked.strongest
-    rates = PopulationRates(data, protocol, settings.bandwidth, attacks, strongest)
+    rates = PopulationRates(data, protocol, attacks, strongest)
     scalars: dict[str, Tensor] = {}
     if Part.POPULATION in parts:
         scalars |= rates(sizes)
