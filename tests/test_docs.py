@@ -99,7 +99,7 @@ def test_links_and_paths_exist(page):
 def test_commands_in_shell_blocks_exist(capsys):
     shell = "\n".join(code for page in PAGES for _, code in blocks(page, "bash"))
     commands = set(re.findall(r"\bvpmetrics ([a-z]\w*)", shell))
-    assert commands >= {"compare", "demo", "embed", "evaluate"}
+    assert commands >= {"challenge", "compare", "demo", "embed", "evaluate", "scores"}
     for command in commands:
         with pytest.raises(SystemExit, match=r"^0$"):
             main([command, "--help"])

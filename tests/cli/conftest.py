@@ -42,15 +42,32 @@ def libri_measures(libri):
     return {key: {name: measure(*values) for name, measure in measures.items()} for key, values in trials.items()}
 
 
+def make_runner(command, tmp_path):
+    """Run a command, and return the systems of its results."""
+
+    def run_command(*arguments):
+        run(command, *arguments, "--json", tmp_path / "result.json")
+        return systems_of(tmp_path / "result.json")
+
+    return run_command
+
+
 @pytest.fixture
 def evaluate(tmp_path):
     """Run ``vpmetrics evaluate``, and return the systems of its results."""
+    return make_runner("evaluate", tmp_path)
 
-    def run_evaluate(*arguments):
-        run("evaluate", *arguments, "--json", tmp_path / "result.json")
-        return systems_of(tmp_path / "result.json")
 
-    return run_evaluate
+@pytest.fixture
+def evaluate_scores(tmp_path):
+    """Run ``vpmetrics scores``, and return the systems of its results."""
+    return make_runner("scores", tmp_path)
+
+
+@pytest.fixture
+def evaluate_challenge(tmp_path):
+    """Run ``vpmetrics challenge``, and return the systems of its results."""
+    return make_runner("challenge", tmp_path)
 
 
 @pytest.fixture

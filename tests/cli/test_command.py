@@ -15,34 +15,55 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("evaluate", "Expected embeddings or score files, but got neither"),
+        ("evaluate", "Expected ORIGINAL and PROTECTED, but got neither; see `vpmetrics evaluate --help`"),
         ("evaluate missing.npz", "missing.npz: cannot be read (No such file"),
+        ("evaluate missing other", "missing: no such file"),
+        ("evaluate e.npz e.npz e.npz", "Expected ORIGINAL and PROTECTED, or one file of all arrays, but got 3 files"),
+        ("evaluate e.npz e.npz --protected e.npz", "but got 2 files beside --original or --protected"),
         ("evaluate --original missing.npy --protected p.npy", "missing.npy: no such file for --original"),
         ("evaluate LONG", "error: File name too long"),
-        ("evaluate /dev/null", "/dev/null: expected lines `enrol trial score"),
-        ("evaluate e.npz --strict", "Expected no --strict with embeddings"),
+        ("evaluate /dev/null", "/dev/null: expected a file or a folder"),
         ("evaluate e.npz --plda-fit x", "Expected --scoring plda and --plda-fit FILE together"),
         ("evaluate e.npz --weights x", "x: cannot be read"),
-        ("evaluate --op scores --similarity sigmoid", "Expected --utt2spk with --similarity"),
-        ("evaluate --op scores --no-attacks", "Expected no --no-attacks with score files: it would do nothing"),
-        ("evaluate scores --utt2spk utt2spk --intervals 0", "Expected --oo, --op or --pp with --utt2spk"),
-        ("evaluate scores --utt2spk utt2spk --similarity sigmoid", "Expected --oo, --op or --pp with --similarity"),
+        ("evaluate e.npz --attributes x", "x: cannot be read"),
+        ("evaluate e.npz --references x --enrolls x", "Expected --references or --enrolls, but got both"),
+        ("evaluate e.npz --encoder resemblyzer", "Expected no --encoder with embeddings: it would do nothing"),
         ("evaluate one.npy", "one.npy: expected several arrays, but got one; give it by --original or --protected"),
+        # Inputs of other commands.
+        ("evaluate scores", "scores of trials are for `vpmetrics scores scores`"),
+        ("evaluate trials.csv", "scores of trials are for `vpmetrics scores trials.csv`"),
+        ("compare A=scores", "scores of trials are for `vpmetrics scores scores`"),
+        ("evaluate results", "results: holds results of a challenge: vpmetrics challenge results"),
+        ("evaluate speech", "Expected two folders of recordings, original and protected, but got speech"),
+        ("compare A=speech", "Expected two folders of recordings, original and protected, but got speech"),
+        ("challenge speech", "speech: expected results of a VoicePrivacy challenge"),
+        ("challenge scores", "scores: expected a folder of results of a challenge"),
+        ("scores", "Expected files of scores, but got none"),
+        ("scores /dev/null", "/dev/null: expected lines `enrol trial score"),
+        ("scores scores --op scores", "Expected FILE, or --oo, --op, --pp, but got both"),
+        ("scores --op scores --similarity sigmoid", "Expected --utt2spk with --similarity"),
+        ("scores scores --utt2spk utt2spk --intervals 0", "Expected --oo, --op or --pp with --utt2spk"),
+        ("scores scores --utt2spk utt2spk --similarity sigmoid", "Expected --oo, --op or --pp with --similarity"),
+        ("scores A=scores B=scores --fit scores", "Expected one system with --fit, but got 2"),
         ("compare A=x.npz A=y.npz", "Expected every system to have a name of its own"),
         ("compare A= B=x.npz", "error: Expected NAME=FILE, but got 'A='"),
         ("compare original=e.npz B=e.npz", "original is what tables call unprotected speech"),
-        ("compare e.npz --no-attacks --utility WER=x", "Expected a number in --utility 'WER=x', but got 'x'"),
-        ("compare e.npz --no-attacks --utility nowhere.csv", "nowhere.csv: cannot be read as NAME=VALUE or CSV"),
-        ("compare e.npz --no-attacks --utility other.csv", "other.csv: expected a column system, but got name, WER"),
-        ("compare e.npz --no-attacks --utility wrong.csv", "wrong.csv: expected one of e, but got 'f'"),
         ("demo --epochs 0", "Expected --epochs to be 1 at least"),
         ("demo --seed -1", "Expected --seed to be from 0 to 2^63 - 1"),
-        # Where to write is checked before anything is read.
+        # Before anything is read: other measurements, and where to write.
+        ("evaluate missing.npz --utility WER=x", "Expected a number in --utility 'WER=x', but got 'x'"),
+        ("evaluate missing.npz --utility WER", "WER: cannot be read as NAME=VALUE or CSV"),
+        ("compare missing.npz --utility nowhere.csv", "nowhere.csv: cannot be read as NAME=VALUE or CSV"),
+        ("compare missing.npz --utility other.csv", "other.csv: expected a column system, but got name, WER"),
+        ("compare missing.npz --utility wrong.csv", "wrong.csv: expected one of missing, but got 'f'"),
+        ("compare missing.npz --columns eeer", "Expected `columns` to name a key such as op_eer"),
         ("evaluate missing.npz --out e.npz", "e.npz: expected a folder"),
         ("evaluate missing.npz --out e.npz/below", "e.npz/below: cannot be written"),
+        ("evaluate missing.npz --out speech", "speech: expected a new folder"),
         ("evaluate missing.npz --json .", "expected a file, but got a folder"),
         ("evaluate missing.npz --out new --json new/report.html", "new/report.html: is in the folder of --out"),
         ("evaluate e.npz --json e.npz", "e.npz: holds no results of vpmetrics and would be lost"),
+        ("scores missing --json missing", "missing: holds the input missing and would be lost"),
         ("embed missing --out e.npz", "exists already"),
         ("embed missing --out new.npy", "expected a name that ends in .npz"),
     ],
@@ -53,6 +74,11 @@ def test_invalid_usage_prints_one_line_and_exits_with_2(tmp_path, monkeypatch, c
     np.save(tmp_path / "one.npy", np.eye(4))
     (tmp_path / "scores").write_text("a b 2 target\na c 1 nontarget\n")
     (tmp_path / "utt2spk").write_text("a s\nb s\nc t\n")
+    (tmp_path / "trials.csv").write_text("enroll_spk,trial_spk,trial_id,score\na,a,u,1\n")
+    (tmp_path / "results" / "ASV-libri_test_enrolls-libri_test_trials_f_anon").mkdir(parents=True)
+    (tmp_path / "results" / "ASV-libri_test_enrolls-libri_test_trials_f_anon" / "scores").touch()
+    (tmp_path / "speech").mkdir()
+    (tmp_path / "speech" / "a.wav").touch()
     (tmp_path / "other.csv").write_text("name,WER\ne,1\n")
     (tmp_path / "wrong.csv").write_text("system,WER\nf,1\n")
     run(*arguments.replace("LONG", 5000 * "x").split(), expect=2)
@@ -74,10 +100,29 @@ def test_invalid_usage_prints_one_line_and_exits_with_2(tmp_path, monkeypatch, c
     ],
 )  # fmt: skip
 def test_a_value_that_an_option_does_not_take_ends_with_status_2(capsys, option, values, message):
+    command = "scores" if option == "--score-columns" else "evaluate"
     for value in values:
         with pytest.raises(SystemExit, match="2"):
-            run("evaluate", "e.npz", *([f"{option}={value}"] if option.startswith("--") else [value]))
+            run(command, "e.npz", *([f"{option}={value}"] if option.startswith("--") else [value]))
         assert f"{option}: {message}" in capsys.readouterr().err, value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "evaluate e.npz --simlarity x",
+            "vpmetrics evaluate: error: unknown argument --simlarity; closest: --similarity",
+        ),
+        ("evaluate e.npz --key k", "unknown argument --key: an option of vpmetrics scores"),
+        ("scores s --no-attacks", "unknown argument --no-attacks: an option of vpmetrics evaluate, compare, challenge"),
+        ("--all", "unknown argument --all"),
+    ],
+)
+def test_an_unknown_option_is_told_the_closest_one(capsys, arguments, message):
+    with pytest.raises(SystemExit, match="2"):
+        run(*arguments.split())
+    assert message in capsys.readouterr().err
 
 
 def test_an_interrupted_command_ends_with_status_130(monkeypatch, tmp_path):
@@ -88,7 +133,7 @@ def test_an_interrupted_command_ends_with_status_130(monkeypatch, tmp_path):
     run("evaluate", tmp_path / "missing.npz", expect=130)
 
 
-@pytest.mark.parametrize("command", [None, "evaluate", "compare", "embed", "demo"])
+@pytest.mark.parametrize("command", [None, "evaluate", "compare", "scores", "challenge", "embed", "demo"])
 def test_help_fits_the_terminal(capsys, monkeypatch, command):
     monkeypatch.setenv("COLUMNS", "80")
     if command is None:

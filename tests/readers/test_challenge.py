@@ -61,10 +61,10 @@ def assert_expected(system, measures):
     assert system["average"]["scalars"]["op_eer"] == pytest.approx(mean, abs=1e-9)
 
 
-def test_attacks_on_vectors_of_2024_match_the_suite(tmp_path, evaluate, libri):
+def test_attacks_on_vectors_of_2024_match_the_suite(tmp_path, evaluate_challenge, libri):
     write_data(tmp_path, libri)
     write_vectors(tmp_path / "exp", libri, "", "_anon")
-    (system,) = evaluate(tmp_path)
+    (system,) = evaluate_challenge(tmp_path)
     used = [*libri.enrolled, *sorted({u for rows in libri.trials.values() for _, u, _ in rows})][::-1]
     sides = [torch.tensor(np.stack([libri.vectors[side][u] for u in used])).double() for side in ("", "_anon")]
     speakers = torch.tensor([int(u.split("-")[0]) for u in used])
@@ -79,12 +79,14 @@ def test_attacks_on_vectors_of_2024_match_the_suite(tmp_path, evaluate, libri):
         assert group["scalars"]["op_d_ece_strongest"] >= group["scalars"]["op_d_ece"]
 
 
-def test_extractors_are_never_mixed_and_protected_vectors_alone_give_only_pp(tmp_path, evaluate, libri, libri_measures):
+def test_extractors_are_never_mixed_and_protected_vectors_alone_give_only_pp(
+    tmp_path, evaluate_challenge, libri, libri_measures
+):
     """As 2024's attacker has it, whose extractor was trained on protected speech."""
     write_data(tmp_path, libri)
     for place, sides in (("orig", ("", "_anon")), ("anon", ("_anon",))):
         write_vectors(tmp_path / "exp" / place, libri, *sides)
-    alone, both = evaluate(tmp_path / "exp")
+    alone, both = evaluate_challenge(tmp_path / "exp")
     assert (alone["name"], set(alone["trials"])) == ("anon, anon", {"PP"})
     assert (both["name"], set(both["trials"])) == ("anon, orig", {"OO", "OP", "PP"})
     assert_expected(both, libri_measures)
@@ -94,11 +96,11 @@ def test_extractors_are_never_mixed_and_protected_vectors_alone_give_only_pp(tmp
         assert got["pp_d_ece_strongest"] > 0.1
 
 
-def test_trial_lists_next_to_vectors_are_read(tmp_path, evaluate, libri, libri_measures):
+def test_trial_lists_next_to_vectors_are_read(tmp_path, evaluate_challenge, libri, libri_measures):
     write_vectors(tmp_path, libri, "", "_anon")
     for name in ("trials_f", "trials_m", "enrolls"):
         shutil.copy(libri.folder / name, tmp_path / name)
-    assert_expected(evaluate(tmp_path, "--no-attacks")[0], libri_measures)
+    assert_expected(evaluate_challenge(tmp_path, "--no-attacks")[0], libri_measures)
 
 
 RATES = """\
@@ -109,12 +111,14 @@ ASR-vctk_test_asr_anon\n  %WER 9.0 [ 9 / 100 ] tgsmall\n  %WER 8.0 [ 8 / 100 ] t
 """
 
 
-def test_the_scores_of_2020_and_2022_are_found_labelled_and_grouped(tmp_path, evaluate, libri, libri_measures):
+def test_the_scores_of_2020_and_2022_are_found_labelled_and_grouped(
+    tmp_path, evaluate_challenge, libri, libri_measures
+):
     write_data(tmp_path, libri)
     for side in ("_anon", "_mcadams"):
         write_scores(tmp_path / "exp/results-2022" / side, libri, side)
     (tmp_path / "exp/results-2022/_anon/results.txt").write_text(RATES)
-    systems = evaluate(tmp_path)
+    systems = evaluate_challenge(tmp_path)
     assert [system["name"] for system in systems] == ["anon", "mcadams"]
     # That of the large language model, averaged over sets.
     assert [system["utility"] for system in systems] == [{"WER": pytest.approx((4.58 + 8.0) / 2)}, {}]
@@ -127,14 +131,14 @@ def test_the_scores_of_2020_and_2022_are_found_labelled_and_grouped(tmp_path, ev
 
 
 def test_folder_without_results_or_trial_lists_raises(tmp_path, libri, capsys):
-    run("evaluate", tmp_path, expect=2)
+    run("challenge", tmp_path, expect=2)
     assert f"{tmp_path}: expected results of a VoicePrivacy challenge" in capsys.readouterr().err
     write_scores(tmp_path, libri, "_anon")
-    run("evaluate", tmp_path, expect=2)
+    run("challenge", tmp_path, expect=2)
     assert "expected the trials of libri_test_trials_f, but found no" in capsys.readouterr().err
     write_data(tmp_path, libri)
-    for option in (["--similarity", "sigmoid"], ["--no-attacks"], ["--scoring", "dot"]):
-        run("evaluate", tmp_path, *option, expect=2)
+    for option in (["--no-attacks"], ["--scoring", "dot"]):
+        run("challenge", tmp_path, *option, expect=2)
         assert f"Expected no {option[0]} with a folder of scores: it would do nothing" in capsys.readouterr().err
 
 
@@ -173,17 +177,17 @@ def write_recipe_of_2024(recipe, libri, systems):
 
 def evaluated_of(monkeypatch, *arguments):
     """The systems that a command forms, before they are written."""
-    from vpmetrics.cli import evaluate
+    from vpmetrics.cli import terminal
 
     systems = []
-    monkeypatch.setattr(evaluate, "publish", lambda content, *_: systems.extend(content.systems))
+    monkeypatch.setattr(terminal, "publish", lambda content, *_: systems.extend(content.systems))
     run(*arguments)
     return systems
 
 
 def test_datasets_and_attackers_of_2024_have_a_row_each(tmp_path, libri, libri_measures, monkeypatch):
     write_recipe_of_2024(tmp_path, libri, ["_mcadams"])
-    systems = evaluated_of(monkeypatch, "evaluate", tmp_path, "--no-attacks", "--intervals", "0")
+    systems = evaluated_of(monkeypatch, "challenge", tmp_path, "--no-attacks", "--intervals", "0")
     names = {one.name: tuple(map(one.challenge_condition_names.get, ("OP", "PP"))) for one in systems}
     for dataset in ("dev", "test"):
         encoders = [names[f"mcadams {dataset}, {encoder}"] for encoder in ("ASV_eval", "ASV_eval^anon")]
@@ -208,7 +212,7 @@ def test_results_folders_are_compared(tmp_path, libri, monkeypatch):
     folders = [f"{name}={tmp_path}/exp/asv_anon_{name}" for name in ("mcadams", "nac")]
     (tmp_path / "utility.csv").write_text("system,MOS,WER\nnac test,3.5,\n")
     options = ["--no-attacks", "--intervals", "0", "--utility", tmp_path / "utility.csv"]
-    systems = evaluated_of(monkeypatch, "compare", *folders, *options)
+    systems = evaluated_of(monkeypatch, "challenge", *folders, *options)
     assert [system.name for system in systems] == ["mcadams dev", "mcadams test", "nac dev", "nac test"]
     assert {system.utility["WER"] for system in systems if system.dataset == "test"} == {9.994}
     assert [system.utility.get("MOS") for system in systems] == [None, None, None, 3.5]
@@ -227,7 +231,7 @@ def test_average_of_2026_covers_languages_of_mixed_sex(tmp_path, libri, monkeypa
         write_vectors(place, libri, "", "_ssl", base=base)
         for side, vectors in zip(("", "_ssl"), libri.vectors.values(), strict=True):
             write_set(place / f"{base}_trials_mixed{side}" / "utt-level", vectors, names)
-    (system,) = evaluated_of(monkeypatch, "evaluate", tmp_path / "exp", "--no-attacks", "--intervals", "0")
+    (system,) = evaluated_of(monkeypatch, "challenge", tmp_path / "exp", "--no-attacks", "--intervals", "0")
     assert system.weights == {"de_test_mixed": 0.5, "fr_test_mixed": 0.5}
     assert set(system.groups) == {f"{name}_test_{kind}" for name in ("de", "fr") for kind in ("f", "m", "mixed")}
     assert sum(system.report.conditions["PP"].num_trials) == 2 * trials.count("\n")

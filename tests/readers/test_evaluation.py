@@ -22,7 +22,7 @@ def test_undefined_value_gives_a_dash_and_a_note(tmp_path, voices, capsys):
     trials = trials_of(voices, "OP")
     targets = [trial for trial in trials if label_of(voices, *trial[:2]) == "target"]
     files = [write_scores(tmp_path / name, voices, t, fourth=True) for name, t in (("oo", trials), ("op", targets))]
-    run("evaluate", "--oo", files[0], "--op", files[1], "--out", tmp_path / "out")
+    run("scores", "--oo", files[0], "--op", files[1], "--out", tmp_path / "out")
     got = scalars_of(tmp_path / "out" / "results.json")
     assert got["op_d_ece"] is None
     assert got["oo_d_ece"] > 0
@@ -34,23 +34,25 @@ def test_undefined_value_gives_a_dash_and_a_note(tmp_path, voices, capsys):
 
 def test_scores_without_target_trials_raise(tmp_path, capsys):
     (tmp_path / "scores").write_text("a b 1 nontarget\na c 2 nontarget\n")
-    run("evaluate", tmp_path / "scores", expect=2)
+    run("scores", tmp_path / "scores", expect=2)
     assert "No measure of privacy is defined. There are no target trials" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_scores_of_the_wrong_sign_are_noted(tmp_path, evaluate, voices, sign):
+def test_scores_of_the_wrong_sign_are_noted(tmp_path, evaluate_scores, voices, sign):
     trials = [(i, j, sign * score) for i, j, score in trials_of(voices, "OP")]
-    (system,) = evaluate(write_scores(tmp_path / "scores", voices, trials), write_key(tmp_path / "key", voices))
+    (system,) = evaluate_scores(
+        write_scores(tmp_path / "scores", voices, trials), "--key", write_key(tmp_path / "key", voices)
+    )
     assert ("scores seem to fall with likeness: negate them?" in " ".join(system["notes"])) == (sign < 0)
 
 
-def test_random_scores_give_no_sign_note(tmp_path, evaluate, voices):
+def test_random_scores_give_no_sign_note(tmp_path, evaluate_scores, voices):
     draw = np.random.default_rng(0)
     for _ in range(5):
         trials = [(i, j, float(draw.normal())) for i, j, _ in trials_of(voices, "OO")[:400]]
         scores = write_scores(tmp_path / "s", voices, trials, fourth=True)
-        assert evaluate(scores, "--intervals", "0")[0]["notes"] == []
+        assert evaluate_scores(scores, "--intervals", "0")[0]["notes"] == []
 
 
 @pytest.mark.parametrize(
@@ -102,11 +104,11 @@ def test_numbers_have_intervals_unless_disabled(files, tmp_path, capsys):
 
 def test_speakers_are_inferred_from_target_trials_without_utt2spk(tmp_path, voices, capsys):
     scores = write_scores(tmp_path / "s", voices, trials_of(voices, "OP"), fourth=True)
-    run("evaluate", scores, "--out", tmp_path / "joined")
+    run("scores", scores, "--out", tmp_path / "joined")
     said = " ".join(capsys.readouterr().out.split())
     assert "In brackets: 95 % confidence intervals" in said
     assert "intervals take names that target trials join for one speaker: 6 speakers" in said
-    run("evaluate", scores, "--utt2spk", write_utt2spk(tmp_path, voices), "--json", tmp_path / "told.json")
+    run("scores", scores, "--utt2spk", write_utt2spk(tmp_path, voices), "--json", tmp_path / "told.json")
     assert "target trials join" not in capsys.readouterr().out
     joined, told = (systems_of(path)[0] for path in (tmp_path / "joined/results.json", tmp_path / "told.json"))
     assert joined["scalars"] == pytest.approx(told["scalars"])
@@ -122,9 +124,9 @@ def test_speakers_are_inferred_from_target_trials_without_utt2spk(tmp_path, voic
         (["1.0 target", "0.5 nontarget", "2.0 target"], "the scores do not name what they compare"),
     ],
 )
-def test_unknown_speakers_give_no_intervals_and_a_reason(tmp_path, evaluate, capsys, lines, why):
+def test_unknown_speakers_give_no_intervals_and_a_reason(tmp_path, evaluate_scores, capsys, lines, why):
     (tmp_path / "scores").write_text("\n".join(lines))
-    (system,) = evaluate(tmp_path / "scores")
+    (system,) = evaluate_scores(tmp_path / "scores")
     assert any(note.startswith("No intervals: ") and why in note for note in system["notes"])
     assert not [key for key in system["scalars"] if key.endswith("_low")]
     assert "In brackets" not in capsys.readouterr().out
@@ -133,7 +135,7 @@ def test_unknown_speakers_give_no_intervals_and_a_reason(tmp_path, evaluate, cap
 def test_compare_gives_differences_of_score_systems(tmp_path, voices):
     names = "B2", "B2r0", "B2r1"
     files = [write_scores(tmp_path / name, voices, trials_of(voices, "OP", name), fourth=True) for name in names]
-    run("compare", *files, "--json", tmp_path / "r.json")
+    run("scores", *files, "--json", tmp_path / "r.json")
     found = {(d["first"], d["second"]): d for d in results_of(tmp_path / "r.json")["differences"]}
     assert len(found) == 3
     assert found["B2", "B2r1"]["told_apart"]

@@ -108,7 +108,7 @@ def test_format_option_overrides_the_suffix(tmp_path, assert_same_as_suite, voic
         np.savez(file, original=voices.original, protected=voices.protected["B2"], speakers=voices.speakers)
     assert_same_as_suite(tmp_path / "x.unheard", "--format", "npz")
     run("evaluate", "--original", tmp_path / "x.unheard", "--protected", tmp_path / "x.unheard", expect=2)
-    assert "expected a file of embeddings (.npz, .npy" in capsys.readouterr().err
+    assert "expected recordings, or embeddings (.npz, .npy" in capsys.readouterr().err
     run("evaluate", tmp_path / "x.unheard", "--format", "mat", expect=2)
     assert "Expected --format to be one of npz, npy" in capsys.readouterr().err
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from cli.cases import run
+from cli.cases import run, systems_of
 from cli.libri import SETS
 from readers.test_trial_protocol import options_of
 
@@ -52,3 +52,13 @@ def test_one_side_without_names_or_speakers_says_what_is_missing(tmp_path, capsy
     protected = libri.folder / f"libri_test_{SETS[0]}_anon" / "xvector.ark"
     run("evaluate", "--protected", protected, expect=2)
     assert "give --utt2spk FILE" in capsys.readouterr().err
+
+
+def test_systems_without_originals_are_compared_by_pp(tmp_path, voices):
+    for name in ("B2", "B2r0"):
+        np.savez(tmp_path / f"{name}.npz", protected=voices.protected[name], speakers=voices.speakers)
+    run("compare", tmp_path / "B2.npz", tmp_path / "B2r0.npz", "--no-attacks", "--json", tmp_path / "r.json")
+    for system in systems_of(tmp_path / "r.json"):
+        assert is_known(system["scalars"], "pp_d_ece")
+        assert not is_known(system["scalars"], "op_d_ece")
+        assert NOTE in system["notes"]

@@ -27,22 +27,22 @@ from vpmetrics.readers.trial_files import read_key, read_map, read_scores
 
 @pytest.mark.parametrize("name", ["scores", "scores.gz"])
 @pytest.mark.parametrize("fourth", [False, True])
-def test_score_files_match_the_reference_measures(tmp_path, evaluate, voices, name, fourth):
+def test_score_files_match_the_reference_measures(tmp_path, evaluate_scores, voices, name, fourth):
     trials = trials_of(voices, "OP")
     files = [write_scores(tmp_path / name, voices, trials, fourth)]
-    files += [] if fourth else [write_key(tmp_path / "key", voices)]
-    (system,) = evaluate(*files, "--intervals", "0")
+    files += [] if fourth else ["--key", write_key(tmp_path / "key", voices)]
+    (system,) = evaluate_scores(*files, "--intervals", "0")
     assert system["utterances"] == 60
     measures = reference.verification.score_measures(*(values.numpy() for values in tensors_of(voices, trials)))
     expected = {**measures, "disclosure": max(measures["d_ece"], measures["d_ece_reversed"])}
     assert_scalars(system["scalars"], expected, atol=1e-12)
 
 
-def test_score_files_of_all_conditions_match_the_embeddings(tmp_path, evaluate, voices):
+def test_score_files_of_all_conditions_match_the_embeddings(tmp_path, evaluate_scores, voices):
     """The matrices of score files are those of the suite, formed another way."""
     options = [*write_conditions(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices)]
-    got, expected = evaluate(*options)[0]["scalars"], expected_scalars(voices, attacks=None)
-    assert abs(got["deid"] - evaluate(*options, "--similarity", "sigmoid")[0]["scalars"]["deid"]) > 1e-3
+    got, expected = evaluate_scores(*options)[0]["scalars"], expected_scalars(voices, attacks=None)
+    assert abs(got["deid"] - evaluate_scores(*options, "--similarity", "sigmoid")[0]["scalars"]["deid"]) > 1e-3
     # Scores were spread by 8 for the files, which changes what is not a matter of order.
     shared = {key for key in got if "cllr" not in key or "min_cllr" in key} - {"cllr_op_oo", "g_cllr", "disclosure"}
     # Bins feel the last digit.
@@ -51,35 +51,35 @@ def test_score_files_of_all_conditions_match_the_embeddings(tmp_path, evaluate, 
     assert_scalars({key: got[key] for key in shared}, {key: expected[key] for key in shared}, atol=2e-5)
 
 
-def test_enrolment_may_be_called_by_its_speaker(tmp_path, evaluate):
+def test_enrolment_may_be_called_by_its_speaker(tmp_path, evaluate_scores):
     (tmp_path / "scores").write_text("anna u1 2 target\nanna u2 0 nontarget\nben u1 0.5 nontarget\nben u2 3 target\n")
     (tmp_path / "utt2spk").write_text("u1 anna\nu2 ben\n")
     options = ["--oo", tmp_path / "scores", "--op", tmp_path / "scores", "--utt2spk", tmp_path / "utt2spk"]
-    assert evaluate(*options)[0]["scalars"]["deid"] == pytest.approx(0, abs=1e-12)
+    assert evaluate_scores(*options)[0]["scalars"]["deid"] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.usefixtures("all_figures")
-def test_fit_reports_calibration_distortion(tmp_path, evaluate, voices):
+def test_fit_reports_calibration_distortion(tmp_path, evaluate_scores, voices):
     attacked, learnt = (trials_of(voices, "OP", system) for system in ("B2r0", "B2r1"))
     key = write_key(tmp_path / "key", voices)
     files = [write_scores(tmp_path / name, voices, t) for name, t in (("run1", attacked), ("run0", learnt))]
-    (system,) = evaluate(files[0], key, "--fit", files[1], key, "--out", tmp_path / "out")
+    (system,) = evaluate_scores(files[0], "--key", key, "--fit", files[1], key, "--out", tmp_path / "out")
     for kind in ("linear", "isotonic"):
         expected = calibration_distortion(*tensors_of(voices, attacked), *tensors_of(voices, learnt), kind)
         assert system["scalars"][f"c_ece_{kind}"] == pytest.approx(float(expected), abs=1e-9)
     assert (tmp_path / "out" / "calibration.png").exists()
 
 
-def test_unmatched_scores_and_key_trials_are_noted_or_raise(tmp_path, evaluate, capsys):
+def test_unmatched_scores_and_key_trials_are_noted_or_raise(tmp_path, evaluate_scores, capsys):
     (tmp_path / "scores").write_text("a b 1\n\na c 2\nx y 3\na d 4\n")
     (tmp_path / "key").write_text("a b target\na c nontarget\na d nontarget\na e target\n")
-    (system,) = evaluate(tmp_path / "scores", tmp_path / "key")
+    (system,) = evaluate_scores(tmp_path / "scores", "--key", tmp_path / "key")
     notes = " ".join(system["notes"])
     assert "1 of 4 scores left out" in notes
     assert "(first x y)" in notes
     assert "1 trials of" in notes
     capsys.readouterr()
-    run("evaluate", tmp_path / "scores", tmp_path / "key", "--strict", expect=2)
+    run("scores", tmp_path / "scores", "--key", tmp_path / "key", "--strict", expect=2)
     assert "1 of 4 scores left out" in capsys.readouterr().err
 
 
@@ -125,23 +125,23 @@ def test_lists_of_scores_are_read(tmp_path, name, text, packed):
         ("_,score,label", "tsl", LABELS),
     ],
 )
-def test_score_columns_option_sets_the_column_order(tmp_path, evaluate, columns, order, labels):
+def test_score_columns_option_sets_the_column_order(tmp_path, evaluate_scores, columns, order, labels):
     (tmp_path / "x").write_text(lines_of(order, labels=labels))
-    assert evaluate(tmp_path / "x", "--score-columns", columns)[0]["scalars"]["eer"] == 0
+    assert evaluate_scores(tmp_path / "x", "--score-columns", columns)[0]["scalars"]["eer"] == 0
     (tmp_path / "scores").write_text(lines_of("ets"))
     (tmp_path / "key").write_text(lines_of("let", labels=NUMBERS))  # as of VoxCeleb
     options = ["--key-columns", "label,enrol,trial"]
-    assert evaluate(tmp_path / "scores", tmp_path / "key", *options)[0]["scalars"]["eer"] == 0
+    assert evaluate_scores(tmp_path / "scores", "--key", tmp_path / "key", *options)[0]["scalars"]["eer"] == 0
 
 
 @pytest.mark.parametrize("labels", [["target", "nontarget", "nontarget"], [True, False, False], [1, 0, 0]])
-def test_lists_in_parquet_are_read_by_the_names_of_columns(tmp_path, evaluate, labels):
+def test_lists_in_parquet_are_read_by_the_names_of_columns(tmp_path, evaluate_scores, labels):
     enrol, trial, scores, _ = zip(*TRIALS, strict=True)
     columns = {"enrol": pl.Series(enrol, dtype=pl.Categorical), "trial": trial, "score": scores, "label": labels}
     pl.DataFrame(columns).write_parquet(tmp_path / "x.parquet")
     assert read_scores(tmp_path / "x.parquet").frame.rows() == TRIALS
     assert read_key(tmp_path / "x.parquet").frame["is_target"].to_list() == [trial[3] for trial in TRIALS]
-    assert evaluate(tmp_path / "x.parquet")[0]["scalars"]["eer"] == 0
+    assert evaluate_scores(tmp_path / "x.parquet")[0]["scalars"]["eer"] == 0
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_invalid_parquet_error_names_the_row(tmp_path, columns, message):
 def test_invalid_score_file_error_names_the_line(tmp_path, capsys, name, text, key, message):
     (tmp_path / name).write_text(text)
     (tmp_path / "key").write_text(key or "")
-    run("evaluate", "--op", tmp_path / name, *([] if key is None else ["--key", tmp_path / "key"]), expect=2)
+    run("scores", "--op", tmp_path / name, *([] if key is None else ["--key", tmp_path / "key"]), expect=2)
     captured = capsys.readouterr()
     assert message in captured.err
     assert len(captured.err) < 500

@@ -1,4 +1,4 @@
-"""The command line: ``vpmetrics evaluate``, ``compare``, ``embed`` and ``demo``."""
+"""The command line: ``vpmetrics evaluate``, ``compare``, ``scores``, ``challenge``, ``embed`` and ``demo``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-_MODULES = {"evaluate": "evaluate", "compare": "evaluate", "embed": "audio_inputs", "demo": "demo"}
-_INTERRUPTED, _BROKEN_PIPE = 130, 141  # the exit statuses of shells
+# The exit statuses of shells.
+_INTERRUPTED = 130
+_BROKEN_PIPE = 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,19 +28,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Threads that spin while they wait for a busy core slow it down many times. OpenMP reads this when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from vpmetrics.cli.options import make_parser
+    from vpmetrics.cli.parser import make_parser, reject_unknown_arguments
 
     parser = make_parser()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no Unicode still shows the numbers
-    options = parser.parse_args(argv)
-    options.argv = tuple(sys.argv[1:] if argv is None else argv)
-    if options.command is None:
+    parsed, unknown = parser.parse_known_args(argv)
+    if unknown:
+        reject_unknown_arguments(parsed, unknown, parser)
+    parsed.arguments = list(sys.argv[1:] if argv is None else argv)
+    if parsed.command is None:
         parser.print_help()
         return 2
     try:
-        status = _run_printing_errors(options)
+        status = _run_printing_errors(parsed)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -50,18 +53,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run_printing_errors(options: Namespace) -> Literal[0, 2]:
+def _run_printing_errors(parsed: Namespace) -> Literal[0, 2]:
     """Run a command; return 0, or print an error that the user can correct and return 2."""
     try:
         # What a command needs is imported when it runs, so that --help is quick.
         from vpmetrics._util.inputs import InputError, describe_error, read_files
         from vpmetrics._util.scalar import printable
+        from vpmetrics.cli.options import read_options
         from vpmetrics.readers.progress import RaisingConsole
 
-        command = getattr(import_module(f"vpmetrics.cli.{_MODULES[options.command]}"), options.command)
-        options.argv = tuple(map(printable, options.argv))
+        module = import_module(f"vpmetrics.cli.{parsed.command}")
+        command = getattr(module, parsed.command)
+        parsed.arguments = [printable(argument) for argument in parsed.arguments]
         read_files.clear()
-        command(options, RaisingConsole(soft_wrap=False))
+        command(read_options(parsed.options_class, parsed), RaisingConsole(soft_wrap=False))
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:
@@ -72,7 +77,7 @@ def _run_printing_errors(options: Namespace) -> Literal[0, 2]:
     except (InputError, OSError) as error:
         # The user can correct what the system rejects, such as a file name that is too long.
         text = error if isinstance(error, InputError) else describe_error(error)
-        print(f"vpmetrics {options.command}: error: {text}", file=sys.stderr)
+        print(f"vpmetrics {parsed.command}: error: {text}", file=sys.stderr)
     else:
         return 0
     return 2

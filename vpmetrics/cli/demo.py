@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vpmetrics._util.inputs import InputError
 from vpmetrics.attacks import Centred, Plain, RidgeToOriginal, WithinClassWhitening
-from vpmetrics.cli.options import CONFIDENCE
-from vpmetrics.cli.terminal import OutputOptions, check_outputs, publish
+from vpmetrics.cli.options import CONFIDENCE, DemoOptions, OutputOptions
+from vpmetrics.cli.terminal import check_outputs, publish
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.losses import PseudonymisationLoss
@@ -45,13 +44,13 @@ _ATTACKS = (Plain, Centred, RidgeToOriginal, WithinClassWhitening)
 SessionBatch = tuple[Tensor, Tensor, Tensor]  # original embeddings, speakers, sessions
 
 
-def demo(options: Namespace, console: Console) -> None:
+def demo(options: DemoOptions, console: Console) -> None:
     """Train, measure on the speakers held out, and report."""
     if options.epochs < 1:
         raise InputError(f"Expected --epochs to be 1 at least, but got {options.epochs}.")
     if not 0 <= options.seed < 1 << 63:
         raise InputError(f"Expected --seed to be from 0 to 2^63 - 1, but got {options.seed}.")
-    output = OutputOptions(options.out)
+    output = OutputOptions(out=options.out)
     check_outputs(output)
     began = time.monotonic()
     torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
@@ -69,7 +68,7 @@ def demo(options: Namespace, console: Console) -> None:
         "epoch"
     )
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
-    run = Run(("vpmetrics", *options.argv), settings)
+    run = Run(("vpmetrics", *options.arguments), settings)
     publish(Content("Speakers held out of training", lead, systems, run), console, output)
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
     console.print(f"  tensorboard --logdir {escape(str(_name_log_folder(options.out)))}", soft_wrap=True)
@@ -80,7 +79,7 @@ def _name_log_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}-tensorboard")
 
 
-def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespace) -> KeyedAnonymiser:
+def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: DemoOptions) -> KeyedAnonymiser:
     """Train an anonymiser on some speakers, watched on the others."""
     torch.manual_seed(options.seed)
     model = KeyedAnonymiser(len(voices.speaker_names), voices.original.shape[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from rich import box
@@ -13,39 +13,22 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vpmetrics._util.inputs import InputError
+from vpmetrics._util.inputs import InputError, read_files
 from vpmetrics._util.scalar import printable
+from vpmetrics.cli.options import ChallengeOptions, OutputOptions, ScoresOptions, SpeechOptions, describe_settings
+from vpmetrics.readers import challenge, evaluation
 from vpmetrics.report import comparison, summary
 from vpmetrics.report.folder import RESULTS, check_output_file, check_output_folder, replace_file, replace_folder
-from vpmetrics.report.outputs import PAGE, Content, own_file_names, render_files, render_results
-from vpmetrics.report.tables import Table
+from vpmetrics.report.outputs import PAGE, Content, Sample, own_file_names, render_files, render_results
+from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.results import Run
+from vpmetrics.report.tables import Table, clean
 
 _STYLES = {"best": "bold", "better": "green", "worse": "red"}  # by the tone of a cell
 
 
-@dataclass(frozen=True)
-class OutputOptions:
-    """What a command prints and writes.
-
-    ``out``: a folder for everything; ``json``: a file for the results, ``-`` prints them and nothing else.
-    """
-
-    out: Path | None = None
-    json: Path | None = None
-    all: bool = False
-    columns: tuple[str, ...] = ("default",)
-    figures: tuple[str, ...] = ("png",)
-    latex_intervals: bool = False
-
-    @property
-    def is_json_printed(self) -> bool:
-        """Whether the results are printed as JSON, and nothing else is."""
-        return str(self.json) == "-"
-
-
 def check_outputs(options: OutputOptions, inputs: Sequence[str] = ()) -> None:
     """Raise for outputs that cannot be written, or that would overwrite each other or an input."""
-    comparison.check_columns(options.columns)
     if options.out is not None:
         check_output_folder(options.out, own_file_names())
         _check_not_an_input(options.out, inputs)
@@ -55,6 +38,37 @@ def check_outputs(options: OutputOptions, inputs: Sequence[str] = ()) -> None:
     _check_not_an_input(options.json, inputs)
     if options.out is not None and options.json.resolve().parent == options.out.resolve():
         raise InputError("is in the folder of --out, which is replaced as a whole; choose another name", options.json)
+
+
+def check_utility(options: OutputOptions, names: Sequence[str]) -> None:
+    """Raise for utilities that cannot be read, or are of other systems, and for columns that do not exist."""
+    utility = challenge.read_utility(options.utility, names)
+    utility_names: set[str] = set()
+    for of_system in utility.values():
+        utility_names.update(of_system)
+    # A folder of a challenge may hold utilities as well, which are written with capitals.
+    comparison.check_columns(options.columns, utility_names | {"WER", "UAR"})
+
+
+def publish_systems(
+    systems: Sequence[EvaluatedSystem],
+    options: SpeechOptions | ScoresOptions | ChallengeOptions,
+    title: str,
+    lead: str,
+    console: Console,
+    samples: Sequence[Sample] = (),
+) -> None:
+    """Add the values of ``--utility`` and publish the systems; raise if no measure of any is defined."""
+    output = options.output
+    utility = challenge.read_utility(output.utility, [system.name for system in systems])
+    with_utility = [replace(one, utility={**one.utility, **utility[one.name]}) for one in systems]
+    evaluation.check_anything_defined(with_utility)
+    settings: dict[str, object] = {}
+    if any(report.identification for report in systems[0].report.conditions.values()):
+        settings = {"scoring": "cosine", "similarity": "geometric"}
+    settings |= describe_settings(options)
+    run = Run(("vpmetrics", *options.arguments), settings, dict(read_files))
+    publish(Content(clean(title), clean(lead), with_utility, run, output.columns, samples), console, output)
 
 
 def _check_not_an_input(path: Path, inputs: Sequence[str]) -> None:

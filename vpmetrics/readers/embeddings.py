@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -15,7 +14,9 @@ from torch import Tensor
 
 from vpmetrics._util.inputs import Array, InputError, format_suffix, quote, shorten
 from vpmetrics._util.scalar import printable
+from vpmetrics._utterances.encoders import Encoder
 from vpmetrics.readers.formats import READERS, Arrays, read_arrays
+from vpmetrics.readers.options import RowOptions
 from vpmetrics.readers.trial_files import read_first_column, read_labels, read_map
 from vpmetrics.scoring import PLDA
 
@@ -32,7 +33,8 @@ NO_ORIGINALS = "no original embeddings were given: only PP is measured, since OP
 class Embeddings(NamedTuple):
     """The arguments of an embedding metric's ``update``, names of speakers and groups, and notes for the report.
 
-    ``original`` is None where only protected embeddings were given.
+    ``original`` is None where only protected embeddings were given. ``encoders``: those whose embeddings stand side by
+    side, where their names are known.
     """
 
     original: Tensor | None
@@ -46,6 +48,19 @@ class Embeddings(NamedTuple):
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     utterance_names: tuple[str, ...] = ()
+    encoders: tuple[Encoder, ...] = ()
+
+    def by_encoder(self, side: Tensor | None) -> Tensor | dict[str, Tensor] | None:
+        """Return one side as ``update`` takes it: the embeddings of each encoder by name, where names are known."""
+        if side is None or not self.encoders:
+            return side
+        widths = [encoder.width for encoder in self.encoders]
+        names = [encoder.name for encoder in self.encoders]
+        return dict(zip(names, side.split(widths, dim=1), strict=True))
+
+    def of_first_encoder(self, side: Tensor) -> Tensor:
+        """Return the embeddings of the first encoder, for metrics that take one."""
+        return side[:, : self.encoders[0].width] if self.encoders else side
 
     def look_up_labels(self, label_of: Mapping[str, str], source: str) -> list[str]:
         """Return the label of each row, by the name of its utterance or of its speaker."""
@@ -204,8 +219,19 @@ class EmbeddingFiles:
         return arrays is not None and any(name.lower() in _ALIASES["speakers"] for name in arrays.by_name)
 
 
+def holds_originals(source: str, file_format: str | None = None) -> bool:
+    """Return whether a file holds original embeddings beside others; what cannot be read is left to its reader."""
+    path, name = locate_source(source)
+    if path is None or name is not None or Path(path).is_dir():
+        return False
+    if file_format is None and format_suffix(path) not in READERS:
+        return False
+    names = [array.lower() for array in read_arrays(path, file_format).by_name]
+    return any(name in _ALIASES["original"] for name in names)
+
+
 def read_embeddings(
-    container: str | None, original_sources: Sequence[str], protected_sources: Sequence[str], options: Namespace
+    container: str | None, original_sources: Sequence[str], protected_sources: Sequence[str], options: RowOptions
 ) -> Embeddings:
     """Read both sides and their speakers, by the names of utterances or, where files have none, row by row.
 
@@ -249,7 +275,7 @@ def read_embeddings(
     return embeddings._replace(groups=groups, group_names=group_names)
 
 
-def mark_listed_references(embeddings: Embeddings, row_names: Sequence[str] | None, options: Namespace) -> Embeddings:
+def mark_listed_references(embeddings: Embeddings, row_names: Sequence[str] | None, options: RowOptions) -> Embeddings:
     """Mark the rows whose utterances are in the list of ``--references`` or ``--enrolls``, if one is given."""
     if options.references and options.enrolls:
         raise InputError("Expected --references or --enrolls, but got both.")

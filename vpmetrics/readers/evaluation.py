@@ -22,7 +22,6 @@ from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.readers.embeddings import Embeddings
 from vpmetrics.readers.trial_files import Trials, index_names, read_attributes
-from vpmetrics.report.combination import combine_reports
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem
 from vpmetrics.report.trial_report import ScoredTrials, report_trials
 from vpmetrics.report.verdict import explain_missing_trials
@@ -62,7 +61,9 @@ def evaluate_embeddings(
     metric.reset()
     try:
         with collect_notes(notes):
-            metric.update(embeddings.original, embeddings.protected, speakers, **labels)
+            original = embeddings.by_encoder(embeddings.original)
+            protected = embeddings.by_encoder(embeddings.protected)
+            metric.update(original, protected, speakers, **labels)
             report = metric.report()
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
@@ -93,7 +94,9 @@ def add_attributes(
     labels = {name: embeddings.look_up_labels(label_of, path) for name, label_of in read_attributes(path).items()}
     notes, metric = list(system.notes), AttributeDisclosure(list(labels), intervals=confidence)
     with collect_notes(notes):
-        metric.update(embeddings.original, embeddings.protected, embeddings.speakers, labels)
+        original = embeddings.of_first_encoder(embeddings.original)
+        protected = embeddings.of_first_encoder(embeddings.protected)
+        metric.update(original, protected, embeddings.speakers, labels)
         values = metric.compute()
     keys = {key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")}
     keys |= {"disclosure_low": "low", "disclosure_high": "high"} if confidence else {}
@@ -101,20 +104,13 @@ def add_attributes(
     return replace(system, notes=tuple(notes), attributes=attributes)
 
 
-def prepend_strongest_encoder(name: str, by_encoder: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Return first the result against an attacker who uses the strongest encoder, then that against each encoder.
-
-    A single system is returned as it is.
-    """
-    if len(by_encoder) < 2:
-        return list(by_encoder.values())
-    try:
-        combined = combine_reports({encoder: system.report for encoder, system in by_encoder.items()})
-    except ValueError as error:  # the encoders were given different speakers
-        raise InputError(str(error), name) from None
-    notes = dict.fromkeys(note for system in by_encoder.values() for note in system.notes)
-    leading = replace(by_encoder[combined.encoder], name=name, report=combined.report, notes=tuple(notes))
-    return [leading, *(replace(system, part_of=name) for system in by_encoder.values())]
+def list_encoders(system: EvaluatedSystem) -> list[EvaluatedSystem]:
+    """Return a system, followed by its result with each encoder alone, where there are several."""
+    systems = [system]
+    for encoder, report in system.report.encoders.items():
+        alone = replace(system, name=f"{system.name}, {encoder}", report=report, part_of=system.name)
+        systems.append(replace(alone, notes=(), groups={}, attributes={}))
+    return systems
 
 
 def evaluate_trials(

@@ -131,7 +131,7 @@ def has_score_column(path: str) -> bool:
     if format_suffix(path) == "parquet":
         return "score" in map(_column_role, _read_table(path, "columns").frame.columns)
     with open_unpacked(path) as file:
-        line = file.readline(1 << 16).decode(errors="replace")
+        line = file.readline(1 << 16).decode(errors="replace").strip()
     return "score" in map(_column_role, re.split("[,\t]", line))
 
 

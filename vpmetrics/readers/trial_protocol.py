@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from vpmetrics._util.inputs import InputError, quote
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
 from vpmetrics.readers.embeddings import NO_ORIGINALS, Column, EmbeddingFiles
 from vpmetrics.readers.evaluation import NOT_REQUESTED, collect_notes
+from vpmetrics.readers.options import RowOptions
 from vpmetrics.readers.progress import SetDone, show_progress
 from vpmetrics.readers.trial_files import Trials, index_names, read_first_column, read_key, read_map
 from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
@@ -86,7 +86,7 @@ def read_protocol(
     return Protocol(frame, enrolment_of, speaker_of, group_of or {})
 
 
-def read_protocol_options(options: Namespace) -> Protocol:
+def read_protocol_options(options: RowOptions, trials: Sequence[str], columns: Sequence[str] | None = None) -> Protocol:
     """Read the trials, enrolment utterances, speakers and groups in the files that options name."""
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     group_of = {} if options.groups is None else read_map(options.groups, "utterance group")
@@ -94,7 +94,7 @@ def read_protocol_options(options: Namespace) -> Protocol:
     if unknown := [utterance for utterance in enrolled if utterance not in speaker_of]:
         got = f"none of {quote(unknown[0])} in --utt2spk" if speaker_of else "no --utt2spk"
         raise InputError(f"expected the speaker of every enrolment utterance, but got {got}", options.enrolls)
-    return read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
+    return read_protocol(trials, enrolled, speaker_of, group_of, columns)
 
 
 def read_weights_or_empty(path: str | None, groups: set[str]) -> dict[str, float]:

@@ -83,12 +83,28 @@ def test_evaluate_accepts_two_folders_of_recordings(tmp_path, folders, capsys):
 
 
 @needs_weights
-def test_encoder_with_largest_disclosure_comes_first(evaluate, folders, encoder):
-    options = ["--encoder", encoder, "--encoder", "resemblyzer", "--no-attacks", "--intervals", "0"]
-    systems = evaluate(folders / "o", folders / "a", *options)
+def test_several_encoders_are_used_together_and_listed_alone(evaluate, folders, encoder):
+    options = ["--no-attacks", "--intervals", "0"]
+    systems = evaluate(folders / "o", folders / "a", "--encoder", encoder, "--encoder", "resemblyzer", *options)
     assert [system["name"] for system in systems] == ["a", "a, bands", "a, resemblyzer"]
-    each = [system["scalars"]["disclosure"] for system in systems]
-    assert each[0] == max(each[1:])
+    alone = [
+        evaluate(folders / "o", folders / "a", "--encoder", name, *options)[0]["scalars"]
+        for name in (encoder, "resemblyzer")
+    ]
+    for key in ("deid", "op_d_ece", "pp_mean_d"):
+        # Plain comparison is by the first encoder.
+        assert systems[0]["scalars"][key] == pytest.approx(alone[0][key], abs=1e-6)
+        assert systems[1]["scalars"][key] == pytest.approx(alone[0][key], abs=1e-6)
+        assert systems[2]["scalars"][key] == pytest.approx(alone[1][key], abs=1e-6)
+    assert {"name": "encoders", "status": "ok"}.items() <= systems[0]["checks"][-1].items()
+
+
+def test_a_feature_is_added_to_the_encoders(evaluate, folders, encoder):
+    options = ["--encoder", encoder, "--no-attacks", "--intervals", "0"]
+    (alone,) = evaluate(folders / "o", folders / "a", *options)
+    together, *parts = evaluate(folders / "o", folders / "a", *options, "--feature", "f0")
+    assert [part["name"] for part in parts] == ["a, bands", "a, f0"]
+    assert together["scalars"]["deid"] == pytest.approx(alone["scalars"]["deid"], abs=1e-6)
 
 
 def test_systems_share_the_originals(tmp_path, folders, encoder, capsys):
@@ -123,7 +139,7 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encode
 def test_reference_and_enrolment_lists_apply(tmp_path, evaluate, folders, encoder, option, enrolment, scoring):
     enrolled = [f"p{speaker}/p{speaker}_{number}" for speaker in range(4) for number in (0, 1)]
     (tmp_path / "list").write_text("\n".join(enrolled))
-    kind = ["--encoder", encoder] if scoring == "cosine" else ["--feature", "f0"]
+    kind = ["--encoder", encoder] if scoring == "cosine" else ["--encoder", "f0"]
     options = [*kind, f"--{option}", tmp_path / "list", "--no-attacks", "--intervals", "0"]
     (system,) = evaluate(folders / "o", folders / "a", *options)
     voices = embed_pairs(pair_recordings(folders / "o", folders / "a"), kind[1])
@@ -142,7 +158,7 @@ def test_reference_and_enrolment_lists_apply(tmp_path, evaluate, folders, encode
         (["o", "empty"], "Expected recordings ("),
         (["empty", "empty"], "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file"),
         (["o", "a", "--references", "list"], "of all 2 utterances, but 1 are missing, first 'nobody'; --partial"),
-        (["--original", "o", "a", "--protected", "a"], "Expected one folder of original and one of protected"),
+        (["--original", "o", "a", "--protected", "a"], "Expected two folders of recordings, original and protected"),
         (["e.npz", "--encoder", "resemblyzer"], "Expected no --encoder with embeddings"),
     ],
 )

@@ -1,0 +1,121 @@
+"""``vpmetrics scores``: systems from scores of trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from rich.console import Console
+
+from vpmetrics._util.inputs import InputError, quote
+from vpmetrics._util.scalar import printable
+from vpmetrics.cli.compare import name_systems
+from vpmetrics.cli.options import ScoresOptions
+from vpmetrics.cli.speech import name_of_sources
+from vpmetrics.cli.terminal import check_outputs, check_utility, publish_systems
+from vpmetrics.readers import evaluation, trial_protocol
+from vpmetrics.readers.progress import show_progress
+from vpmetrics.readers.trial_files import Trials, label_trials, read_key, read_map, read_scores
+from vpmetrics.report.privacy_report import EvaluatedSystem
+
+
+def scores(options: ScoresOptions, console: Console) -> None:
+    """Evaluate systems from their scores."""
+    files_of = _find_files(options)
+    _check_options(options, files_of)
+    systems = _evaluate_scores(options, files_of)
+    sources = {path: "" for files in files_of.values() for path in files.values()}
+    title = "Comparison of systems"
+    lead = f"{len(systems)} systems side by side"
+    if len(systems) == 1:
+        title = systems[0].name
+        lead = f"Voice privacy of {printable(', '.join(sources))}"
+    publish_systems(systems, options, options.output.title or title, lead, console)
+
+
+def _find_files(options: ScoresOptions) -> dict[str, dict[str, str]]:
+    """Return the score files of each system by condition, which is empty where none is named."""
+    named = {"OO": options.oo, "OP": options.op, "PP": options.pp}
+    by_condition = {condition: path for condition, path in named.items() if path is not None}
+    if not options.files:
+        if not by_condition:
+            raise InputError("Expected files of scores, but got none; see `vpmetrics scores --help`.")
+        name = printable(options.output.title or name_of_sources([*by_condition.values()][-1:]))
+        return {name: by_condition}
+    if "OP" in by_condition or "PP" in by_condition:
+        raise InputError("Expected FILE, or --oo, --op, --pp, but got both.")
+    files_of: dict[str, dict[str, str]] = {}
+    for name, source in name_systems(options.files).items():
+        paths = source.split(",")
+        if len(paths) > 2:
+            raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} files of scores for {name}.")
+        conditions = ("OP", "PP") if len(paths) == 2 or by_condition else ("",)
+        files_of[name] = by_condition | dict(zip(conditions, paths, strict=False))
+    return files_of
+
+
+def _check_options(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> None:
+    """Raise for options that cannot be used, before anything is read or computed."""
+    sources = [path for files in files_of.values() for path in files.values()]
+    check_utility(options.output, list(files_of))
+    check_outputs(options.output, [*sources, *options.fit, *filter(None, (options.key, options.speakers))])
+    conditions = set(next(iter(files_of.values())))
+    if options.speakers and conditions == {""} and (options.similarity or options.intervals is None):
+        idle = "--similarity" if options.similarity else "--utt2spk"
+        raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
+    if options.similarity and not options.speakers:
+        raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
+    if options.fit and not {"", "OP"} & conditions:
+        raise InputError("Expected the scores that --fit is to calibrate: SCORES or --op.")
+    if len(options.fit) > 2:
+        raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
+    if options.fit and len(files_of) > 1:
+        raise InputError(f"Expected one system with --fit, but got {len(files_of)}.")
+
+
+def _evaluate_scores(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> list[EvaluatedSystem]:
+    """Evaluate systems from their score files in each condition; they share that of original speech."""
+    key = None if options.key is None else read_key(options.key, options.key_columns)
+    speaker_of = {} if options.speakers is None else read_map(options.speakers)
+    systems: list[EvaluatedSystem] = []
+    shared: dict[str, Trials] = {}
+    for name, files in files_of.items():
+        trials: dict[str, Trials] = {}
+        for condition, path in files.items():
+            if condition in shared:
+                trials[condition] = shared[condition]
+                continue
+            file = read_scores(path, options.score_columns)
+            trials[condition] = label_trials(file, key, options.strict)
+        if "OO" in trials:
+            shared["OO"] = trials["OO"]
+        fit = _read_calibration_trials(options, key) if options.fit else None
+        with show_progress(f"calibrating {name}"):
+            if options.speakers is not None:
+                for one in trials.values():
+                    _check_speakers_are_listed(one, speaker_of, options.speakers)
+            similarity: Literal["geometric", "sigmoid"] = "sigmoid" if options.similarity == "sigmoid" else "geometric"
+            system = evaluation.evaluate_trials(name, trials, fit, speaker_of, similarity, options.intervals)
+        systems.append(system)
+    return systems
+
+
+def _read_calibration_trials(options: ScoresOptions, key: Trials | None) -> Trials:
+    """Read the trials of ``--fit``; without labels they take ``key``, that of the evaluated scores."""
+    file = read_scores(options.fit[0], options.score_columns)
+    if len(options.fit) > 1:
+        key = read_key(options.fit[1], options.key_columns)
+    elif "is_target" in file.frame.columns:
+        key = None
+    return label_trials(file, key, options.strict)
+
+
+def _check_speakers_are_listed(trials: Trials, speaker_of: Mapping[str, str], path: str) -> None:
+    if "trial" not in trials.frame.columns:
+        raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
+    for names in trials.frame.select("enrol", "trial"):
+        speakers = trial_protocol.look_up_speakers_or_null(names, speaker_of)
+        missing = names.filter(speakers.is_null()).unique().sort()
+        if len(missing):
+            message = f"expected the speaker of every utterance, but {len(missing):,} are missing: {quote(missing[0])}"
+            raise InputError(message, path)

@@ -1,0 +1,264 @@
+"""Evaluate systems from their speech: recordings, embeddings, or exactly the trials of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import torch
+
+from vpmetrics._scores.scorers import Scoring
+from vpmetrics._util.inputs import InputError, format_suffix, quote
+from vpmetrics._util.scalar import printable
+from vpmetrics.cli.options import MeasureOptions, SpeechOptions
+from vpmetrics.cli.recordings import (
+    EmbeddedSystem,
+    check_encoders,
+    embed_system,
+    holds_recordings,
+    pick_worst_and_best_speakers,
+)
+from vpmetrics.cli.terminal import check_outputs, check_utility
+from vpmetrics.readers import challenge, evaluation, trial_protocol
+from vpmetrics.readers.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
+from vpmetrics.readers.formats import READERS
+from vpmetrics.readers.progress import show_progress
+from vpmetrics.readers.trial_files import has_score_column, read_attributes, read_map
+from vpmetrics.report.outputs import Sample
+from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.suite import VoicePrivacy
+
+RECORDINGS = "recordings"
+EMBEDDINGS = "embeddings"
+LISTED_TRIALS = "a list of trials"
+
+
+@dataclass(frozen=True)
+class SystemInputs:
+    """The sources of one system: a file of all arrays, if any, and the sources of both sides."""
+
+    name: str
+    container: str | None = None
+    original: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """All sources that are given."""
+        containers = () if self.container is None else (self.container,)
+        return (*containers, *self.original, *self.protected)
+
+
+@dataclass(frozen=True)
+class EvaluatedSpeech:
+    """Evaluated systems, and recordings to listen to."""
+
+    systems: list[EvaluatedSystem]
+    samples: list[Sample]
+
+
+def evaluate_speech(inputs: Sequence[SystemInputs], options: SpeechOptions) -> EvaluatedSpeech:
+    """Check all options, then evaluate each system."""
+    kind = _find_kind(inputs, options)
+    _check_options(inputs, options, kind)
+    if kind == RECORDINGS:
+        return _evaluate_recordings(inputs, options)
+    if kind == LISTED_TRIALS:
+        return EvaluatedSpeech([_evaluate_listed_trials(one, options) for one in inputs], [])
+    return EvaluatedSpeech(_evaluate_embeddings(inputs, options), [])
+
+
+def _find_kind(inputs: Sequence[SystemInputs], options: SpeechOptions) -> str:
+    """Return what the inputs hold; raise for what other commands read, and where a side is missing."""
+    sources = [source for one in inputs for source in one.sources]
+    for source in sources:
+        _reject_input_of_other_commands(source, options)
+    is_audio = [holds_recordings(source) for source in sources]
+    if options.trials and not any(is_audio):
+        return LISTED_TRIALS
+    if not any(is_audio):
+        return EMBEDDINGS
+    for one in inputs:
+        if len(one.original) != 1 or len(one.protected) != 1:
+            got = ", ".join(one.sources)
+            message = "Expected two folders of recordings, original and protected, but got"
+            raise InputError(f"{message} {got}: the other side is missing.")
+    return RECORDINGS
+
+
+def _reject_input_of_other_commands(source: str, options: SpeechOptions) -> None:
+    path, array = locate_source(source)
+    if path is None or array is not None or options.rows.format is not None:
+        return
+    if Path(path).is_dir():
+        if challenge.find_encoders(Path(path)):
+            raise InputError(f"holds results of a challenge: vpmetrics challenge {path}", path)
+        return
+    suffix = format_suffix(path)
+    is_table = suffix in ("csv", "tsv", "parquet") and Path(path).is_file()
+    is_manifest = holds_recordings(path)
+    if is_manifest or (suffix in READERS and not (is_table and has_score_column(path))):
+        return
+    if not Path(path).is_file():  # a pipe or a device
+        raise InputError("expected a file or a folder", path)
+    known = ", ".join(f".{name}" for name in READERS)
+    hint = f"scores of trials are for `vpmetrics scores {path}`; --format tells the format of other names"
+    raise InputError(f"expected recordings, or embeddings ({known}); {hint}", path)
+
+
+def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind: str) -> None:
+    """Raise for options that cannot be used, before anything is computed."""
+    names = [one.name for one in inputs]
+    check_utility(options.output, names)
+    check_outputs(options.output, [source for one in inputs for source in one.sources])
+    rows, measures = options.rows, options.measures
+    if rows.format is not None and rows.format not in READERS:
+        raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(rows.format)}.")
+    if rows.references is not None and rows.enrolls is not None:
+        raise InputError("Expected --references or --enrolls, but got both.")
+    if (measures.scoring == "plda") != (measures.plda_fit is not None):
+        raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
+    if options.attributes is not None:
+        read_attributes(options.attributes)
+    if options.weights is not None:
+        read_map(options.weights, "group weight")
+    if kind == RECORDINGS:
+        _reject(rows, ("format", "utterances", "sessions", "groups"), kind)
+        _reject(measures, ("plda_fit",), kind)
+        _reject(options, ("trials", "key_columns"), kind)
+        check_encoders(options.recordings)
+        return
+    _reject(options.recordings, ("encoder", "feature", "device", "workers", "no_audio"), kind)
+    if kind == LISTED_TRIALS:
+        _reject(rows, ("utterances", "sessions", "references"), kind)
+        _reject(measures, ("similarity", "rank_model", "population"), kind)
+        _reject(options, ("attributes",), kind)
+    else:
+        _reject(options, ("key_columns",), kind)
+
+
+def _reject(options: Any, names: Iterable[str], kind: str) -> None:
+    """Raise if an option was given that would do nothing with a kind of input, which is a misunderstanding."""
+    defaults = {field.name: field.default for field in fields(options)}
+    for name in names:
+        given = getattr(options, name)
+        if given not in (None, False, (), defaults[name]):
+            option = {"speakers": "utt2spk"}.get(name, name).replace("_", "-")
+            raise InputError(f"Expected no --{option} with {kind}: it would do nothing.")
+
+
+def _evaluate_recordings(inputs: Sequence[SystemInputs], options: SpeechOptions) -> EvaluatedSpeech:
+    """Evaluate systems from recordings, and pick some of the first system to listen to."""
+    out = options.output.out
+    is_f0_alone = options.recordings.encoder == ("f0",) and not options.recordings.feature
+    metric = make_metric(options, "euclidean" if is_f0_alone else "cosine")
+    systems: list[EvaluatedSystem] = []
+    samples: list[Sample] = []
+    with TemporaryDirectory(prefix="vpmetrics-") as temporary:
+        cache = Path(temporary) if out is None else out.with_name(f"{out.name}-embeddings")
+        for one in inputs:
+            embedded = embed_system(one.original[0], one.protected[0], options.recordings, options.rows, cache)
+            system = _evaluate_with_attributes(one.name, embedded.embeddings, options, metric)
+            system = _add_encoder_check(system, embedded)
+            systems += evaluation.list_encoders(system)
+            if out is not None and not options.recordings.no_audio and not samples:
+                samples = pick_worst_and_best_speakers(system, embedded)
+    return EvaluatedSpeech(systems, samples)
+
+
+def _add_encoder_check(system: EvaluatedSystem, embedded: EmbeddedSystem) -> EvaluatedSystem:
+    """Add a check that counts the utterances that some encoder did not take."""
+    if embedded.check is None:
+        return system
+    report = replace(system.report, checks=(*system.report.checks, embedded.check))
+    return replace(system, report=report)
+
+
+def _evaluate_embeddings(inputs: Sequence[SystemInputs], options: SpeechOptions) -> list[EvaluatedSystem]:
+    """Evaluate systems from files of embeddings; originals that they share are scored once."""
+    metric = make_metric(options)
+    systems: list[EvaluatedSystem] = []
+    first: Embeddings | None = None
+    for one in inputs:
+        embeddings = read_embeddings(one.container, one.original, one.protected, options.rows)
+        if first is None:
+            first = embeddings
+        elif not _has_same_originals(embeddings, first):
+            note = f"{one.name}: its original embeddings are not those of {inputs[0].name}, to which `original` refers"
+            embeddings = embeddings._replace(notes=(*embeddings.notes, note))
+        systems.append(_evaluate_with_attributes(one.name, embeddings, options, metric))
+    return systems
+
+
+def _has_same_originals(embeddings: Embeddings, other: Embeddings) -> bool:
+    if embeddings.original is None or other.original is None:
+        return embeddings.original is other.original
+    return torch.equal(embeddings.original, other.original)
+
+
+def _evaluate_with_attributes(
+    name: str, embeddings: Embeddings, options: SpeechOptions, metric: VoicePrivacy
+) -> EvaluatedSystem:
+    with show_progress(f"scoring {name}"):
+        weights = trial_protocol.read_weights_or_empty(options.weights, set(embeddings.group_names))
+        system = evaluation.evaluate_embeddings(name, embeddings, metric, weights)
+        if options.attributes is None:
+            return system
+        return evaluation.add_attributes(system, embeddings, options.attributes, options.measures.intervals)
+
+
+def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> EvaluatedSystem:
+    """Evaluate a system by exactly the trials of a list, and attack the utterances they name."""
+    rows, measures = options.rows, options.measures
+    files = EmbeddingFiles(one.container, rows.format, rows.strip_suffix)
+    original, protected = trial_protocol.read_protocol_sides(files, one.original, one.protected)
+    protocol = trial_protocol.read_protocol_options(rows, options.trials, options.key_columns)
+    complete, check = trial_protocol.drop_missing_trials(protocol, (original, protected))
+    if rows.partial:
+        protocol = complete
+    scoring = read_scoring(measures, rows.speakers, rows.format)
+    weights = trial_protocol.read_weights_or_empty(options.weights, set(protocol.group_of.values()))
+    listed = trial_protocol.score_protocol(original, protected, protocol, scoring)
+    system = evaluation.evaluate_listed_trials(one.name, listed, weights, measures.intervals)
+    system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
+    embeddings = trial_protocol.TrialEmbeddings(original, protected, protocol)
+    is_attacked = not measures.no_attacks
+    return trial_protocol.add_attacks_and_matrices(system, [embeddings], scoring, measures.intervals, is_attacked)
+
+
+def make_metric(options: SpeechOptions, default_scoring: str = "cosine") -> VoicePrivacy:
+    """Return the metric that options describe."""
+    rows, measures = options.rows, options.measures
+    enrolment: Literal["utterance", "speaker"] | None = None
+    if rows.references is not None:
+        enrolment = "utterance"
+    elif rows.enrolls is not None:
+        enrolment = "speaker"
+    return VoicePrivacy(
+        measures.similarity or "geometric",
+        read_scoring(measures, rows.speakers, rows.format, default_scoring),
+        rank_model=measures.rank_model or "empirical",
+        attacks=None if measures.no_attacks else "standard",
+        enrolment=enrolment,
+        sizes=measures.population or None,
+        metrics="all",
+        intervals=measures.intervals,
+    )
+
+
+def read_scoring(
+    measures: MeasureOptions, utt2spk: str | None, file_format: str | None = None, default: str = "cosine"
+) -> Scoring:
+    """Return the scoring of embeddings that options choose; a PLDA is fitted on its file."""
+    if measures.plda_fit is not None:
+        return fit_plda(measures.plda_fit, utt2spk, file_format)
+    return measures.scoring or default
+
+
+def name_of_sources(sources: Iterable[str]) -> str:
+    """Return the name of the first source, for a title."""
+    first = next(iter(sources), "")
+    return printable(Path(first).name)
