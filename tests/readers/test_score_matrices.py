@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from cli.cases import run
 from reference.verification import score_measures
 
 from vpmetrics._util.inputs import InputError
@@ -139,3 +140,22 @@ def test_memory_does_not_grow_with_the_matrix(tmp_path):
     grown, eer = printed.split()
     assert int(grown) < 80
     assert float(eer) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_matrix_is_evaluated_by_the_command(tmp_path, evaluate_scores, scored):
+    (path,) = write_archive(tmp_path / "m.npz", *scored)
+    (system,) = evaluate_scores("--pp", path, "--intervals", "0")
+    expected = evaluate_score_matrices("m", {"PP": read_score_matrix(path)})
+    assert system["scalars"]["pp_d_ece"] == pytest.approx(float(expected.report.scalars["pp_d_ece"]))
+    path, *lists = write_lists(tmp_path / "m.npy", *scored)
+    options = ["--row-speakers", lists[0], "--column-speakers", lists[1], "--intervals", "0"]
+    (told,) = evaluate_scores("--pp", path, *options)
+    assert told["scalars"] == system["scalars"]
+
+
+def test_options_of_lists_do_nothing_with_a_matrix(tmp_path, capsys, scored):
+    (path,) = write_archive(tmp_path / "m.npz", *scored)
+    run("scores", path, "--key", "key", expect=2)
+    assert "Expected no --key with a matrix: it would do nothing" in capsys.readouterr().err
+    run("scores", path, "--strict", expect=2)
+    assert "Expected no --strict with a matrix" in capsys.readouterr().err

@@ -237,13 +237,13 @@ def test_tables_with_both_speakers_need_no_labels(tmp_path, header):
     assert read_key(path).frame["is_target"].to_list() == [row[3] for row in expected]
 
 
-def test_scores_of_speakers_are_evaluated_with_intervals(tmp_path, evaluate, voices):
+def test_scores_of_speakers_are_evaluated_with_intervals(tmp_path, evaluate_scores, voices):
     trials = trials_of(voices, "PP")
     names = voices.names
     lines = [f"{names[enrol]},{names[trial]},{enrol}-{trial},{score}" for enrol, trial, score, *_ in trials]
     (tmp_path / "x.csv").write_text("\n".join(["enroll_spk,trial_spk,trial_id,score", *lines, ""]))
-    (system,) = evaluate("--pp", tmp_path / "x.csv")
-    (labelled,) = evaluate("--pp", write_scores(tmp_path / "scores", voices, trials), "--key",
+    (system,) = evaluate_scores("--pp", tmp_path / "x.csv")
+    (labelled,) = evaluate_scores("--pp", write_scores(tmp_path / "scores", voices, trials), "--key",
                            write_key(tmp_path / "key", voices))  # fmt: skip
     assert system["scalars"]["pp_d_ece"] == pytest.approx(labelled["scalars"]["pp_d_ece"])
     assert system["scalars"]["pp_d_ece_high"] > system["scalars"]["pp_d_ece"]

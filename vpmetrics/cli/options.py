@@ -104,6 +104,8 @@ class ScoresOptions:
     pp: str | None
     key: str | None
     speakers: str | None
+    row_speakers: str | None
+    column_speakers: str | None
     similarity: str | None
     intervals: float | None
     score_columns: tuple[str, ...]

@@ -229,6 +229,9 @@ def _add_scores(command: ArgumentParser) -> None:
         first.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {text} speech")
     text = "lines `utterance speaker`: gives similarity matrices, and intervals where target trials do not"
     first.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
+    group = command.add_argument_group("score matrices", "where the file does not hold the speakers")
+    group.add_argument("--row-speakers", metavar="FILE", help="the speaker of each row, a line each")
+    group.add_argument("--column-speakers", metavar="FILE", help="the speaker of each column, a line each")
     group = command.add_argument_group("columns and labels")
     text = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
     group.add_argument("--score-columns", type=_parse_column_roles, default=(), metavar="NAME,...", help=text)

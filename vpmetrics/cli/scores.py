@@ -7,14 +7,15 @@ from typing import Literal
 
 from rich.console import Console
 
-from vpmetrics._util.inputs import InputError, quote
+from vpmetrics._util.inputs import InputError, format_suffix, quote
 from vpmetrics._util.scalar import printable
 from vpmetrics.cli.compare import name_systems
 from vpmetrics.cli.options import ScoresOptions
-from vpmetrics.cli.speech import name_of_sources
+from vpmetrics.cli.speech import name_of_sources, reject
 from vpmetrics.cli.terminal import check_outputs, check_utility, publish_systems
 from vpmetrics.readers import evaluation, trial_protocol
 from vpmetrics.readers.progress import show_progress
+from vpmetrics.readers.score_matrices import evaluate_score_matrices, read_score_matrix
 from vpmetrics.readers.trial_files import Trials, label_trials, read_key, read_map, read_scores
 from vpmetrics.report.privacy_report import EvaluatedSystem
 
@@ -23,7 +24,10 @@ def scores(options: ScoresOptions, console: Console) -> None:
     """Evaluate systems from their scores."""
     files_of = _find_files(options)
     _check_options(options, files_of)
-    systems = _evaluate_scores(options, files_of)
+    if _holds_matrices(files_of):
+        systems = _evaluate_matrices(options, files_of)
+    else:
+        systems = _evaluate_scores(options, files_of)
     sources = {path: "" for files in files_of.values() for path in files.values()}
     title = "Comparison of systems"
     lead = f"{len(systems)} systems side by side"
@@ -57,9 +61,15 @@ def _find_files(options: ScoresOptions) -> dict[str, dict[str, str]]:
 def _check_options(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> None:
     """Raise for options that cannot be used, before anything is read or computed."""
     sources = [path for files in files_of.values() for path in files.values()]
+    lists = (options.key, options.speakers, options.row_speakers, options.column_speakers)
+    sources += [*options.fit, *filter(None, lists)]
     check_utility(options.output, list(files_of))
-    check_outputs(options.output, [*sources, *options.fit, *filter(None, (options.key, options.speakers))])
+    check_outputs(options.output, sources)
     conditions = set(next(iter(files_of.values())))
+    if _holds_matrices(files_of):
+        reject(options, ("key", "key_columns", "score_columns", "strict", "fit", "speakers", "similarity"), "a matrix")
+        return
+    reject(options, ("row_speakers", "column_speakers"), "lists of scores")
     if options.speakers and conditions == {""} and (options.similarity or options.intervals is None):
         idle = "--similarity" if options.similarity else "--utt2spk"
         raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
@@ -71,6 +81,27 @@ def _check_options(options: ScoresOptions, files_of: Mapping[str, Mapping[str, s
         raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
     if options.fit and len(files_of) > 1:
         raise InputError(f"Expected one system with --fit, but got {len(files_of)}.")
+
+
+def _holds_matrices(files_of: Mapping[str, Mapping[str, str]]) -> bool:
+    """Return whether all files are score matrices; raise for a mixture."""
+    paths = [path for files in files_of.values() for path in files.values()]
+    matrices = [path for path in paths if format_suffix(path) in ("npy", "npz")]
+    if 0 < len(matrices) < len(paths):
+        raise InputError(f"Expected score matrices or lists of scores, but got both, as {quote(matrices[0])}.")
+    return bool(matrices)
+
+
+def _evaluate_matrices(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> list[EvaluatedSystem]:
+    """Evaluate systems from their score matrices, which are read by blocks."""
+    systems: list[EvaluatedSystem] = []
+    for name, files in files_of.items():
+        matrices = {}
+        for condition, path in files.items():
+            matrices[condition] = read_score_matrix(path, options.row_speakers, options.column_speakers)
+        with show_progress(f"counting {name}"):
+            systems.append(evaluate_score_matrices(name, matrices, options.intervals))
+    return systems
 
 
 def _evaluate_scores(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> list[EvaluatedSystem]:

@@ -126,21 +126,21 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind:
     if options.weights is not None:
         read_map(options.weights, "group weight")
     if kind == RECORDINGS:
-        _reject(rows, ("format", "utterances", "sessions", "groups"), kind)
-        _reject(measures, ("plda_fit",), kind)
-        _reject(options, ("trials", "key_columns"), kind)
+        reject(rows, ("format", "utterances", "sessions", "groups"), kind)
+        reject(measures, ("plda_fit",), kind)
+        reject(options, ("trials", "key_columns"), kind)
         check_encoders(options.recordings)
         return
-    _reject(options.recordings, ("encoder", "feature", "device", "workers", "no_audio"), kind)
+    reject(options.recordings, ("encoder", "feature", "device", "workers", "no_audio"), kind)
     if kind == LISTED_TRIALS:
-        _reject(rows, ("utterances", "sessions", "references"), kind)
-        _reject(measures, ("similarity", "rank_model", "population"), kind)
-        _reject(options, ("attributes",), kind)
+        reject(rows, ("utterances", "sessions", "references"), kind)
+        reject(measures, ("similarity", "rank_model", "population"), kind)
+        reject(options, ("attributes",), kind)
     else:
-        _reject(options, ("key_columns",), kind)
+        reject(options, ("key_columns",), kind)
 
 
-def _reject(options: Any, names: Iterable[str], kind: str) -> None:
+def reject(options: Any, names: Iterable[str], kind: str) -> None:
     """Raise if an option was given that would do nothing with a kind of input, which is a misunderstanding."""
     defaults = {field.name: field.default for field in fields(options)}
     for name in names:
