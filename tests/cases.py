@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 import vpmetrics as vp
 from vpmetrics import functional as F
-from vpmetrics._identification.population import draw_places
-from vpmetrics._utterances.utterances import row_sort_keys
 from vpmetrics.attacks import Plain
 
 Batch = dict[str, Any]
@@ -238,8 +236,8 @@ def _ranks(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tens
     return F.rank_disclosure(F.rank_histogram(protected, speakers, original))
 
 
-def _reference_ranks(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
-    scores, true = reference.rank.reference_scores(original, protected, speakers)
+def _reference_ranks(original: Any, protected: Any, speakers: Any, order_of: Any = None) -> dict[str, float]:
+    scores, true = reference.rank.reference_scores(original, protected, speakers, order_of=order_of)
     return reference.rank.rank_disclosure(reference.rank.rank_histogram(scores, true))
 
 
@@ -248,9 +246,10 @@ def _local(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tens
     return F.summarise_information(found.bits, found.linked)
 
 
-def _reference_bits(original: Any, protected: Any, speakers: Any) -> tuple[Any, Any, Any]:
+def _reference_bits(original: Any, protected: Any, speakers: Any, order_of: Any = None) -> tuple[Any, Any, Any]:
     """Local information of every trial, its scores, and which of them is the true speaker's."""
-    local, (scores, true) = reference.local, reference.rank.reference_scores(original, protected, speakers)
+    local = reference.local
+    scores, true = reference.rank.reference_scores(original, protected, speakers, order_of=order_of)
     bits = np.zeros(len(true))
     for speaker in np.unique(true):
         own = true == speaker
@@ -258,15 +257,15 @@ def _reference_bits(original: Any, protected: Any, speakers: Any) -> tuple[Any, 
     return bits, scores, true
 
 
-def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
-    bits, scores, true = _reference_bits(original, protected, speakers)
+def _reference_local(original: Any, protected: Any, speakers: Any, order_of: Any = None) -> dict[str, float]:
+    bits, scores, true = _reference_bits(original, protected, speakers, order_of)
     summary = {"alid": bits.mean(), "pdr": (bits > 0).mean(), "ndr": (bits <= 0).mean(), "lid_max": bits.max()}
     summary |= {"lid_pos": bits[bits > 0].mean(), "lid_neg": bits[bits <= 0].mean()}
     return summary | {"link_rate": (scores[np.arange(len(true)), true] >= scores.max(axis=1)).mean()}
 
 
-def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: str) -> dict[str, float]:
-    bits, scores, true = _reference_bits(near, far, speakers)
+def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: str, order_of: Any) -> dict[str, float]:
+    bits, scores, true = _reference_bits(near, far, speakers, order_of)
     largest_means, rank_bits = reference.speakers.largest_means, reference.speakers.rank_bits(scores, true)
     means = {"worst_speaker_mean_d": largest_means(rank_bits, true), "worst_speaker_alid": largest_means(bits, true)}
     return reference.speakers.worst_and_spread(*trials, side) | means
@@ -274,8 +273,16 @@ def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: s
 
 def _attackers(protected: Any, speakers: Any) -> torch.Tensor:
     """The half of the utterances that is the attacker's, as dealt, where protected speech is compared with itself."""
-    protected, speakers = torch.as_tensor(protected), torch.as_tensor(speakers)
-    return draw_places(speakers.unique(return_inverse=True)[1], row_sort_keys(protected)) % 2 == 0
+    return torch.from_numpy(reference.order.places_in_groups(speakers, protected) % 2 == 0)
+
+
+def _protected_only(**options: Any) -> list[Batch]:
+    """Batches without original speech, so that protected speech decides the order of utterances."""
+    return [{key: batch[key] for key in ("protected", "speakers")} for batch in embeddings(**options)]
+
+
+def _of_protected(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda protected, speakers: function(protected.double().numpy(), speakers.numpy())
 
 
 def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -284,7 +291,7 @@ def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -
     return F.reidentification_rate(histogram, (2, 5, 8))
 
 
-def _reference_found(_: Any, protected: Any, speakers: Any) -> dict[str, float]:
+def _reference_found(protected: Any, speakers: Any) -> dict[str, float]:
     known = _attackers(protected, speakers).numpy()
     scores, true = reference.rank.reference_scores(protected, protected, speakers, known)
     return reference.population.rates(scores, true, (2, 5, 8))
@@ -297,10 +304,10 @@ def _singled_out(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Ten
     return F.singling_out(means, names, protected[~known].to(dtype), speakers[~known], sizes=(8,))
 
 
-def _reference_singled_out(_: Any, protected: Any, speakers: Any) -> dict[str, float]:
+def _reference_singled_out(protected: Any, speakers: Any) -> dict[str, float]:
     known = _attackers(protected, speakers).numpy()
     rows, of = protected[~known], speakers[~known]
-    order = draw_places(torch.from_numpy(of), row_sort_keys(torch.from_numpy(rows))).numpy().argsort(kind="stable")
+    order = reference.order.canonical_order(rows)
     voices, isolated = [rows[order][of[order] == name] for name in np.unique(of)], []
     for fold in range(min(10, max(map(len, voices)))):
         turned = [np.roll(rows, -(fold % len(rows)), axis=0)[:10] for rows in voices]
@@ -314,6 +321,7 @@ def _reference_singled_out(_: Any, protected: Any, speakers: Any) -> dict[str, f
 
 _LONE = {"original": torch.eye(3, 6), "protected": 1 + torch.eye(3, 6), "speakers": torch.tensor([4, 4, 4])}
 _STRANGERS = {**_LONE, "speakers": torch.tensor([1, 2, 3])}
+_UNDEFINED_PROTECTED = tuple({key: batch[key] for key in ("protected", "speakers")} for batch in (_LONE, _STRANGERS))
 
 
 def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
@@ -333,9 +341,11 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
             **reference.verification.score_measures(*trials),
             "d_diag": reference.similarity.diagonal_dominance(matrix),
             "d_diag_log": reference.similarity.diagonal_dominance(matrix, log_domain=True),
-            **_reference_ranks(near, far, speakers),
-            **_reference_local(near, far, speakers),
-            **_reference_speakers(near, far, speakers, of_speakers, "probed" if condition == "OP" else "both"),
+            **_reference_ranks(near, far, speakers, original),
+            **_reference_local(near, far, speakers, original),
+            **_reference_speakers(
+                near, far, speakers, of_speakers, "probed" if condition == "OP" else "both", original
+            ),
         }
         value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})
         if condition == "OP":
@@ -380,12 +390,13 @@ EMBEDDING_CASES = [
     _embedding_case(
         "LocalInformationDisclosure", partial(vp.LocalInformationDisclosure, condition="OP"), _local, _reference_local
     ),
-    _embedding_case(
-        "ReidentificationRate", partial(vp.ReidentificationRate, sizes=(2, 5, 8)), _found, _reference_found
+    Case(
+        "ReidentificationRate", partial(vp.ReidentificationRate, sizes=(2, 5, 8)), _found,
+        _of_protected(_reference_found), _protected_only, _UNDEFINED_PROTECTED,
     ),
-    _embedding_case(
-        "SinglingOut", partial(vp.SinglingOut, sizes=(8,)), _singled_out, _reference_singled_out,
-        batches=partial(embeddings, least=5),
+    Case(
+        "SinglingOut", partial(vp.SinglingOut, sizes=(8,)), _singled_out,
+        _of_protected(_reference_singled_out), partial(_protected_only, least=5), _UNDEFINED_PROTECTED,
     ),
 ]  # fmt: skip
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from reference import population as reference
+from reference.order import places_in_groups
 from samples import UNDEFINED, rates, singling_out_arguments
 from scipy.stats import betabinom
 
-from vpmetrics._identification.population import draw_places
-from vpmetrics._utterances.utterances import row_sort_keys
 from vpmetrics.functional import rank_histogram, reidentification_rate, singling_out
 
 
@@ -123,7 +122,7 @@ def test_singling_out_averages_over_every_tested_conversation():
     references, voices, _ = isolated(4, counts=(1,) * 7)
     given = singling_out_arguments(references, voices)
     del given["is_tested"]
-    places = draw_places(given["speakers"], row_sort_keys(given["conversations"]))
+    places = torch.from_numpy(places_in_groups(given["speakers"], given["conversations"]))
     turns = [singling_out(**given, is_tested=places == turn, sizes=(7,))["singling_out_7"] for turn in (0, 1)]
     assert turns[0] != turns[1]
     assert singling_out(**given, sizes=(7,))["singling_out_7"] == sum(turns) / 2

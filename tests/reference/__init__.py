@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     attacks,
     isotonic,
     local,
+    order,
     population,
     rank,
     resampling,

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 from scipy.optimize import brentq, minimize, minimize_scalar
 
+from .order import canonical_order
 from .similarity import cosine
 
 
@@ -13,22 +14,20 @@ def likeness(a, b, scoring):
     return cosine(a, b) if scoring == "cosine" else -np.sqrt(np.sum((a - b) ** 2))
 
 
-def reference_scores(references, inputs, speakers, is_reference=None, scoring="cosine"):
+def reference_scores(references, inputs, speakers, is_reference=None, scoring="cosine", order_of=None):
     """Scores of every input against N references, one per speaker ascending, and the column of the matching one.
 
     A reference is the mean embedding of its speaker. With ``is_reference`` it is the mean of the rows marked there and
     the other rows are inputs; without, every row is an input and is left out of its own speaker's mean, *in step*: if
     it is the j-th of its speaker's rows, every other speaker's mean lacks its j-th row as well, counted round and round
-    (none, if there is but one). Rows of a speaker are ordered by their values. An input whose speaker has no reference
-    left is no trial.
+    (none, if there is but one). Rows of a speaker are in canonical order, that of ``order_of`` where it is given, else
+    of the references. An input whose speaker has no reference left is no trial.
     """
     speakers = np.asarray(speakers)
     marked = np.ones(len(speakers), dtype=bool) if is_reference is None else np.asarray(is_reference, dtype=bool)
     names = np.unique(speakers[marked]).tolist()
-    place = np.cos(np.arange(references.shape[1]))
-    rows = {
-        name: sorted(np.flatnonzero(marked & (speakers == name)), key=lambda i: references[i] @ place) for name in names
-    }
+    order = [i for i in canonical_order(references if order_of is None else order_of, inputs) if marked[i]]
+    rows = {name: [i for i in order if speakers[i] == name] for name in names}
     scores, true_index = [], []
     for i in range(len(speakers)):
         if is_reference is not None and (marked[i] or speakers[i] not in rows):

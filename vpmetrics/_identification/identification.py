@@ -16,7 +16,7 @@ from vpmetrics._scores.group_sums import SumsWithoutGroups
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.dtypes import at_least_float32, result_dtype, widen
 from vpmetrics._utterances.conditions import Condition
-from vpmetrics._utterances.utterances import EvaluationData, count_values, hash_values, lexsort_columns, row_sort_keys
+from vpmetrics._utterances.utterances import EvaluationData, count_values
 
 if TYPE_CHECKING:
     from vpmetrics._scores.jackknife import JackknifeGroups
@@ -67,7 +67,7 @@ def identify(
     # Row 0: the true speakers. Further rows: permuted speakers, for the chance level.
     columns = trials.column[None]
     if has_chance and num_references > 1:
-        order = order_references_by_value(trials)
+        order = order_references(trials)
         place = order.argsort()[trials.column]
         shifts = torch.arange(1 + min(_PERMUTATIONS, num_references - 1), device=order.device)
         columns = order[(place + shifts[:, None]) % num_references]
@@ -107,15 +107,12 @@ def identify(
     )
 
 
-def order_references_by_value(trials: IdentificationTrials) -> Tensor:
-    """Return the columns ``(N,)`` sorted by embeddings, not by labels; references without trials come last."""
+def order_references(trials: IdentificationTrials) -> Tensor:
+    """Return the columns ``(N,)``, those with trials first."""
     count = trials.num_references
     column = torch.where(trials.usable, trials.column, count)
-    counts = count_values(column, count + 1)[:-1]
-    # Where references are equal, their inputs decide the order.
-    inputs = hash_values(row_sort_keys(trials.inputs), column, count + 1)[:-1]
-    by_key = lexsort_columns(inputs, row_sort_keys(trials.references.unit_means()))
-    return by_key[(counts[by_key] == 0).to(torch.uint8).argsort(stable=True)]
+    has_trials = count_values(column, count + 1)[:-1] > 0
+    return (~has_trials).to(torch.uint8).argsort(stable=True)
 
 
 def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
@@ -148,7 +145,7 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_colum
     count, num_references = len(trials.inputs), trials.num_references
     if num_references < 2 or count == 0:
         return trials.references.anchor.new_full(true_columns.shape, torch.nan)
-    order = order_references_by_value(trials)
+    order = order_references(trials)
     place = order.argsort()[trials.column]
     stride = min(-(-count * num_references // _MOST_SCORES), num_references)
     # The references used start elsewhere for every speaker, so that all of them take part.

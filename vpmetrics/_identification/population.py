@@ -19,23 +19,20 @@ from vpmetrics._scores.jackknife import JackknifeGroups
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.dtypes import result_dtype, widen
 from vpmetrics._util.validation import warn_undefined
+from vpmetrics._utterances.canonical_order import count_within, lexsort_columns
 from vpmetrics._utterances.conditions import Condition, SideName
 from vpmetrics._utterances.utterances import (
     EvaluationData,
     Utterances,
     combination_index_and_first_rows,
     count_values,
-    hash_values,
-    index_speakers_by_group,
-    lexsort_columns,
-    number_sessions_by_value,
+    renumber_speakers,
 )
 
 if TYPE_CHECKING:
     from vpmetrics.attacks.fusion import FusedAttacker, FusedResult
 
 ACCUMULATED = ("probes", "references", "both")
-_SEED = 5489  # of the random order of utterances: the same for every call, so that equal data give equal conversations
 
 
 class ConversationProtocol(NamedTuple):
@@ -51,23 +48,6 @@ class ConversationProtocol(NamedTuple):
     utterances: int = 1
     accumulated: str = "probes"
     attack: Any = None
-
-
-def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
-    """Return a random place 0, 1, ... of every row in its group, ``(N,)``, the same for equal ``keys`` ``(N,)``."""
-    names, group = groups.unique(return_inverse=True)
-    smallest = _reduce_by_place(keys, group, len(names), "amin")
-    # Groups with the same smallest row are ordered by a hash of all their rows.
-    order = lexsort_columns(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
-    # Places by key would put similar utterances together, so every row draws a number. Drawn on the host, since every
-    # kind of device has random numbers of its own.
-    generator = torch.Generator().manual_seed(_SEED)
-    numbers = torch.rand(len(keys), generator=generator, dtype=keys.dtype, device="cpu").to(keys.device)
-    drawn = torch.empty_like(keys).scatter_(0, order, numbers)
-    order = lexsort_columns(drawn, group)
-    counts = count_values(group, len(names))
-    places = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[group[order]]
-    return torch.empty_like(order).scatter_(0, order, places)
 
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
@@ -95,7 +75,6 @@ def form_enrolment_and_conversations(
 ) -> tuple[Utterances, Utterances]:
     """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
     condition, length = protocol.condition, protocol.utterances
-    data = number_sessions_by_value(data)
     enrolment, test = data.sides(condition, references_per="utterance")
     if enrolment.is_reference is None:
         # Sides without a common recording: half of every speaker's recordings are enrolled, the others tested.
@@ -105,10 +84,10 @@ def form_enrolment_and_conversations(
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
         group, first = combination_index_and_first_rows(enrolment, *by_session)
         has_enough = count_values(group, len(first))[group] >= length
-        enrolment = enrolment.take(has_enough & (draw_places(group, enrolment.keys) < length))
+        enrolment = enrolment.take(has_enough & (count_within(group) < length))
     group, _ = combination_index_and_first_rows(test, "sessions")
     size = 1 if protocol.accumulated == "references" else length
-    members = form_conversations(group, draw_places(group, test.keys), size)
+    members = form_conversations(group, count_within(group), size)
     enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
     means = average_members(_map_side(test, condition.test, protocol.attack).embeddings, members)
     return enrolment, replace(test.take(members[:, 0]), embeddings=means)
@@ -133,23 +112,24 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
         first = members[:, 0]
         means = average_members(side.embeddings, members)
         sides.append(replace(side.take(first), embeddings=means, ids=ids[first]))
-    return index_speakers_by_group(sides[0], sides[1])._replace(processes=data.processes, encoders=data.encoders)
+    return renumber_speakers(sides[0], sides[1])._replace(processes=data.processes, encoders=data.encoders)
 
 
 def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:
-    """Return the group of each row's recording, of equal labels, and the recording's random place in it."""
+    """Return the group of each row's recording, of equal labels, and the place of the recording in its group."""
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
-    versions = torch.cat([first.keys, second.keys])
-    # Numbered by their smallest key, and by the largest where that is equal, as where all protected rows are.
-    ends = torch.stack([_reduce_by_place(versions, recording, len(recordings), reduce) for reduce in ("amin", "amax")])
-    order = lexsort_columns(*ends.flip(0))
-    is_new = (ends[:, order].diff(dim=1, prepend=ends[:, order[:1]]) != 0).any(0)
-    keys = torch.empty_like(ends[0]).scatter_(0, order, is_new.cumsum(0).to(ends.dtype))
-    names = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
+    names = [
+        name for name in ("speaker_index", "sessions", "groups", "is_reference") if getattr(second, name) is not None
+    ]
     columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
     codes = torch.stack([_reduce_by_place(column, recording, len(recordings), "amin") for column in columns])
     group = codes.unique(dim=1, return_inverse=True)[1]
-    return group[recording], draw_places(group, keys)[recording]
+    # In the order of the second side, in which versions of one recording are adjacent; then of the first.
+    rows = torch.arange(len(recording), device=recording.device)
+    rows = (rows - len(first)) % len(recording)
+    order = _reduce_by_place(rows, recording, len(recordings), "amin").argsort()
+    place = torch.empty_like(order).scatter(0, order, count_within(group[order]))
+    return group[recording], place[recording]
 
 
 def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:

@@ -18,13 +18,13 @@ from vpmetrics._scores.scorers import Scorer, Scoring, prepare_rows, resolve_sco
 from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._util.dtypes import is_finite_everywhere, widen
 from vpmetrics._util.validation import check_same_device, check_utterances
+from vpmetrics._utterances.canonical_order import count_within, hash_rows, number_sets, order_rows, sum_hashes
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import (
     EvaluationData,
     Utterances,
     count_values,
     find_indices,
-    number_sessions_by_value,
 )
 
 _SESSION_BITS = 32  # of a code of speaker and session
@@ -40,13 +40,13 @@ class References(NamedTuple):
     """
 
     vectors: Tensor  # (M, D)
-    speakers: Tensor  # (N,), ascending
+    speakers: Tensor  # (N,), in canonical order
     anchor: Tensor  # (D,)
     sums: Tensor  # (U, D)
     counts: Tensor  # (U,)
     units: Tensor  # (N,), how many each speaker has
     first_unit: Tensor  # (N,)
-    rows: Tensor  # (M,), sorted by unit, and within a unit by value
+    rows: Tensor  # (M,), sorted by unit, and within a unit in canonical order
     first_row: Tensor  # (U,)
 
     def unit_means(self) -> Tensor:
@@ -113,15 +113,21 @@ def validate_and_form_trials(
             f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {vectors.shape[1]}."
         )
     # Without `reference_speakers`, row i of the references is the utterance of input i.
-    ids = torch.arange(len(inputs), device=inputs.device)
-    enrolment, test = Utterances(vectors, names, ids, names), Utterances(inputs, speakers, ids, speakers)
-    return form_trials(enrolment, test, ids if reference_speakers is None else None)
+    # References in canonical order; inputs stay in theirs, which is that of the results.
+    is_paired = reference_speakers is None
+    order = order_rows(vectors, inputs) if is_paired else order_rows(vectors)
+    labels, input_speaker = torch.unique(torch.cat([names, speakers]), return_inverse=True)
+    reference_speaker, input_speaker = input_speaker.split([len(names), len(speakers)])
+    hashes_of_references = sum_hashes(hash_rows(vectors), reference_speaker, len(labels))
+    hashes_of_inputs = sum_hashes(hash_rows(inputs), input_speaker, len(labels))
+    number = number_sets(hashes_of_references, hashes_of_inputs)
+    enrolment = Utterances(vectors[order], names[order], order, number[reference_speaker[order]])
+    test = Utterances(inputs, speakers, torch.arange(len(inputs), device=inputs.device), number[input_speaker])
+    return form_trials(enrolment, test, order.argsort() if is_paired else None)
 
 
 def form_condition_trials(data: EvaluationData, condition: Condition) -> IdentificationTrials:
     """Return the identification trials of a condition."""
-    if condition.target_sessions != "any":
-        data = number_sessions_by_value(data)
     enrolment, test = data.sides(condition, references_per="utterance")
     enrolment_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
@@ -159,7 +165,7 @@ def form_trials(
             usable, unit_number = usable & (references.units[column] > 1), unit_number + 1
     unit = references.first_unit[column] + unit_number % references.units[column]
     if enrolment_row is not None and target_sessions != "other":
-        place = _row_places_in_units(references, unit_of_row, enrolment.keys)[enrolment_row.clamp(min=0)]
+        place = count_within(unit_of_row)[enrolment_row.clamp(min=0)]
         excluded_row = torch.where(enrolment_row >= 0, place, -1)
     usable = usable & (references.counts[unit] > (excluded_row >= 0).long())
     # One number for unit and row: to sort pairs takes many times as long.
@@ -187,32 +193,24 @@ def form_trials(
 def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor]:
     """Return references, a code of speaker and session for each unit, ascending, and the unit of each row."""
     vectors = side.embeddings
-    names, column = side.speakers.unique(return_inverse=True)
+    numbers, column = side.speaker_index.unique(return_inverse=True)
+    names = side.speakers.new_empty(len(numbers)).scatter(0, column, side.speakers)
     codes, unit = torch.arange(len(names), device=names.device) << _SESSION_BITS, column
     if by_session and side.sessions is not None:
         codes, unit = ((column << _SESSION_BITS) + side.sessions).unique(return_inverse=True)
-    # Rows in an order of their values: rounding of a sum depends on the order, and on what is subtracted first.
-    middle = side.value_order[len(vectors) // 2 :][:1]
-    anchor = widen(vectors[middle]).sum(dim=0)  # zeros when there is no row
+    # Rounding of a sum depends on what is subtracted first.
+    middle = len(vectors) // 2
+    anchor = widen(vectors[middle : middle + 1]).sum(dim=0)  # zeros when there is no row
     sums = anchor.new_zeros(len(codes), vectors.shape[1])
     # In pieces, so that there is never a second, wider copy of all utterances.
-    for rows in side.value_order.split(max(1, 2**20 // max(1, vectors.shape[1]))):
+    every_row = torch.arange(len(vectors), device=vectors.device)
+    for rows in every_row.split(max(1, 2**20 // max(1, vectors.shape[1]))):
         sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
     counts, units_of = count_values(unit, len(sums)), count_values(codes >> _SESSION_BITS, len(names))
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))
-    order = side.argsort_by(unit)
+    order = unit.argsort(stable=True)
     references = References(vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row)
     return references, codes, unit
-
-
-def _row_places_in_units(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
-    """Return the place of each row in its unit, ``(M,)``; equal rows share one, so that row order changes nothing."""
-    rows = references.rows
-    unit, key = unit_of_row[rows], keys[rows]
-    is_new = torch.ones_like(rows, dtype=torch.bool)
-    is_new[1:] = (unit[1:] != unit[:-1]) | (key[1:] != key[:-1])
-    place = torch.where(is_new, torch.arange(len(rows), device=rows.device), 0).cummax(0).values
-    return torch.empty_like(rows).scatter(0, rows, place - references.first_row[unit])
 
 
 class _GalleryBatch(NamedTuple):

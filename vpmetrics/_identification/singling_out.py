@@ -15,14 +15,14 @@ from torch import Tensor
 from vpmetrics._identification.population import (
     ConversationProtocol,
     average_rates,
-    draw_places,
     form_enrolment_and_conversations,
 )
 from vpmetrics._identification.references import form_trials, num_rows_at_once
 from vpmetrics._scores.scorers import Scorer, Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
 from vpmetrics._util.dtypes import result_dtype, widen
 from vpmetrics._util.validation import warn_undefined
-from vpmetrics._utterances.utterances import EvaluationData, find_indices, hash_values, lexsort_columns, row_sort_keys
+from vpmetrics._utterances.canonical_order import count_within, hash_rows, lexsort_columns, sum_hashes
+from vpmetrics._utterances.utterances import EvaluationData, find_indices
 
 
 def singling_out_rates(
@@ -37,7 +37,7 @@ def singling_out_rates(
     for part in data.by_group():
         enrolment, test = form_enrolment_and_conversations(part, protocol)
         references = form_trials(enrolment, enrolment).references
-        places = draw_places(test.speakers, test.keys)
+        places = count_within(test.speakers)
         means = references.unit_means().to(enrolment.embeddings.dtype)
         population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
         rates.append(isolation_rates_and_standard_errors(population, sizes, protocol.scoring, draws))
@@ -74,23 +74,23 @@ def form_population(
     order = lexsort_columns(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
     first = counts.cumsum(0) - counts
-    # The sets that are drawn must not depend on labels or on the order of rows. Speakers with the same first
-    # conversation are ordered by a hash of all their conversations, then by their references.
-    keys, hashes = row_sort_keys(conversations), []
-    for values, labels in ((row_sort_keys(references), reference_speakers), (keys, speakers)):
-        place = find_indices(names, labels)  # -1, the last one, for references of no one
-        hashes.append(hash_values(values, place % (len(names) + 1), len(names) + 1)[:-1])
-    by_value = lexsort_columns(*hashes, keys[order[first]])
-    by_value = by_value[counts[by_value] > 1]
-    names, counts, first = names[by_value], counts[by_value], first[by_value]
+    # The sets that are drawn must not depend on labels or on the order of rows.
+    people = len(names)
+    speaker_of_reference = find_indices(names, reference_speakers)
+    speaker_of_reference = torch.where(speaker_of_reference < 0, people, speaker_of_reference)  # of no one
+    hashes = sum_hashes(hash_rows(conversations), find_indices(names, speakers), people)
+    ties = sum_hashes(hash_rows(references), speaker_of_reference, people + 1)[:people]
+    canonical = lexsort_columns(ties, hashes)
+    canonical = canonical[counts[canonical] > 1]
+    names, counts, first = names[canonical], counts[canonical], first[canonical]
     largest = int(counts.amax()) if len(counts) else 1
     turns = torch.arange(min(largest, num_calibration + 1) if num_folds is None else num_folds, device=order.device)
     steps = turns.view(-1, 1, 1) + torch.arange(min(largest, num_calibration + 1), device=order.device)
     table = order[first.unsqueeze(1) + steps % counts.unsqueeze(1)]
     speaker_index = find_indices(names, reference_speakers)
-    # Predicates in the order of their values, so that sums over them do not depend on labels.
+    # Predicates in the order of speakers, so that sums over them do not depend on labels.
     kept = (speaker_index >= 0).nonzero().flatten()
-    kept = kept[row_sort_keys(references[kept]).argsort(stable=True)]
+    kept = kept[speaker_index[kept].argsort(stable=True)]
     usable = (counts - 1).clamp(max=num_calibration)
     return Population(references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ from vpmetrics._scores.speaker_similarity import SimilaritySummary
 from vpmetrics._util.dtypes import widen
 from vpmetrics._util.scalar import CI_SUFFIXES
 from vpmetrics._util.validation import suppress_warnings, warn_undefined
-from vpmetrics._utterances.utterances import EvaluationData, count_values, order_speakers_by_value
+from vpmetrics._utterances.utterances import EvaluationData, count_values
 
 MOST_GROUPS = 250  # replicates from which a standard error is known to 4 %
 FEWEST_SPEAKERS = 3  # with target and non-target trials
@@ -69,8 +69,10 @@ def group_speakers(data: EvaluationData) -> JackknifeGroups:
     labels, place = data.speakers.unique(return_inverse=True)
     if len(labels) <= MOST_GROUPS:
         return split_labels_into_groups(labels)
-    sides = [replace(side, speaker_index=place[side.speaker_index]) for side in data[:2] if len(side)]
-    return split_labels_into_groups(labels, order_speakers_by_value(len(labels), *sides).argsort())
+    # In the order of the speakers, not of their labels.
+    position = torch.arange(len(place), device=place.device)
+    first = torch.full_like(labels, len(place)).scatter_reduce(0, place, position, "amin")
+    return split_labels_into_groups(labels, first.argsort().argsort())
 
 
 def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:

@@ -15,7 +15,7 @@ from vpmetrics._scores.scorers import FEW_PAIRS, Scorer, prepare_rows, widest_af
 from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._util.dtypes import widen
 from vpmetrics._utterances.conditions import Condition
-from vpmetrics._utterances.utterances import Utterances, count_values, order_speakers_by_value
+from vpmetrics._utterances.utterances import Utterances, count_values
 
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
 _TARGET_ROWS = 16  # of blocks of which only targets are used; more where a speaker has more
@@ -86,7 +86,7 @@ class PairBlocks:
         dtype = widest_affordable_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
         centre = enrolment.embeddings.new_zeros(())
         if scorer.is_shift_invariant and len(enrolment):
-            centre = widen(enrolment.embeddings[enrolment.value_order]).mean(dim=0)
+            centre = widen(enrolment.embeddings).mean(dim=0)
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
         is_same_rows = enrolment is test
         self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
@@ -97,12 +97,20 @@ class PairBlocks:
         """Copy from the device where each speaker's rows end and what group they are in; drop the kept blocks."""
         self.is_same_rows, self._kept_blocks = is_same_rows, list[Block]()
         sides = (self.enrolment, self.test)
-        ends = [count_values(side.speaker_index, self.num_speakers).cumsum(0) for side in sides]
-        group = torch.zeros_like(ends[0])
+        counts = torch.stack([count_values(side.speaker_index, self.num_speakers) for side in sides])
+        group = torch.zeros_like(counts[0])
         for side in sides:
             if side.groups is not None:
                 group = group.scatter(0, side.speaker_index, side.groups)
-        self._row_ends, self._column_ends, self._groups = torch.stack([*ends, group]).tolist()
+        # Speakers of a group are adjacent: numbers from 0, and for a speaker without rows that of the one before.
+        speakers = torch.arange(self.num_speakers, device=group.device)
+        has_rows = counts.sum(dim=0) > 0
+        group = group[torch.where(has_rows, speakers, 0).cummax(0).values]
+        is_next = torch.zeros_like(group)
+        is_next[1:] = group.diff() != 0
+        self._row_ends, self._column_ends, self._groups = torch.stack(
+            [*counts.cumsum(dim=1), is_next.cumsum(dim=0)]
+        ).tolist()
 
     @property
     def num_pairs(self) -> int:
@@ -248,24 +256,23 @@ class PairBlocks:
         return pairs
 
     def thin(self, max_pairs: int, side: Literal["test", "enrolment"] = "test") -> PairBlocks:
-        """Return the pairs with fewer rows on one side, evenly spaced by value; these pairs where they are few."""
+        """Return the pairs with fewer rows on one side, evenly spaced; these pairs where they are few."""
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
         rows: Utterances = getattr(self, side)
-        rows = rows.take(rows.value_order[::stride].sort().values)
+        rows = rows.take(slice(None, None, stride))
         return self._replace_sides(*((self.enrolment, rows) if side == "test" else (rows, self.test)))
 
     def permute_speakers(self, shifts: Sequence[int]) -> PermutedPairBlocks:
         """Return the pairs with the test rows of every speaker assigned to another one of the group, once per shift.
 
-        Speakers are shifted in an order of their embeddings, so labels have no influence. Target blocks of the result
-        hold trials of the permuted speakers.
+        Target blocks of the result hold trials of the permuted speakers.
         """
-        order = order_speakers_by_value(self.num_speakers, self.test, self.enrolment)
-        group = torch.tensor(self._groups, device=order.device).unique(return_inverse=True)[1]
+        group = torch.tensor(self._groups, device=self.test.ids.device)
+        order = torch.arange(self.num_speakers, device=group.device)
         has_rows = count_values(self.test.speaker_index, self.num_speakers) > 0
-        # Within a group: speakers with test rows first, sorted by value.
+        # Within a group: speakers with test rows first.
         order = order[(~has_rows[order]).to(torch.uint8).argsort(stable=True)]
         order = order[group[order].argsort(stable=True)]
         first = torch.searchsorted(group[order].contiguous(), group[order].contiguous())
@@ -326,6 +333,6 @@ def mark_group_trials(
 
 
 def _sort_and_prepare(side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Utterances:
-    """Return a side sorted by speaker and by value, with its rows as they are compared."""
-    side = side.take(side.argsort_by(side.speaker_index))
+    """Return a side sorted by speaker, with its rows as they are compared."""
+    side = side.take(side.speaker_index.argsort(stable=True))
     return replace(side, embeddings=prepare_rows(side.embeddings, scorer, centre, dtype))

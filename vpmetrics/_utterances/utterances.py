@@ -21,6 +21,7 @@ from vpmetrics._util.validation import (
     warn_if,
     warn_undefined,
 )
+from vpmetrics._utterances.canonical_order import hash_rows, lexsort_columns, number_sets, sum_hashes
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.encoders import Encoder, as_squeezed_tensor
 
@@ -140,7 +141,7 @@ class EvaluationData(NamedTuple):
         """Return the utterances of one group."""
         sides = (side if side.groups is None else side.take(side.groups == group) for side in self[:2])
         ungrouped = (replace(side, groups=None) for side in sides)
-        return index_speakers_by_group(*ungrouped)._replace(processes=self.processes, encoders=self.encoders)
+        return renumber_speakers(*ungrouped)._replace(processes=self.processes, encoders=self.encoders)
 
 
 def encode_labels(labels: Any) -> Tensor:
@@ -241,27 +242,39 @@ def check_speaker_per_recording(columns: UtteranceColumns) -> None:
 def deduplicate_and_index(
     columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS, encoders: tuple[Encoder, ...] = ()
 ) -> EvaluationData:
-    """Return both sides of stored utterances, with the first row of every recording, and their speakers numbered."""
-    count = len(columns.speakers)
-    has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
-    # An utterance without an id counts as a separate recording.
-    unnamed = torch.arange(count, 2 * count, device=columns.speakers.device)
-    ids = torch.where(has_id, torch.unique(columns.utterances, return_inverse=True)[1], unnamed)
+    """Return both sides of stored utterances in canonical order, each recording once, with numbered speakers."""
+    is_original = (columns.row_flags & _HAS_ORIGINAL) != 0
+    is_protected = (columns.row_flags & _HAS_PROTECTED) != 0
+    hashes = _hash_columns(columns, encoders)
+    recordings = _number_recordings(columns)
+    versions = recordings
     bits = (_HAS_REFERENCE, _HAS_SESSION, _HAS_GROUP)
-    has_column = torch.stack([(columns.row_flags & bit).any() for bit in bits]).tolist()
-    values = (columns.row_flags & _IS_REFERENCE) != 0, columns.sessions, columns.groups
-    optional = [value if is_known else None for value, is_known in zip(values, has_column, strict=True)]
-    # One recording protected in two sessions counts as two protected recordings, but as one original.
-    drawn = ids
-    if optional[1] is not None:
-        drawn = torch.unique(torch.stack([ids, columns.sessions]), dim=1, return_inverse=True)[1]
-    sides = []
-    originals, versions = (columns.original, ids, _HAS_ORIGINAL), (columns.protected, drawn, _HAS_PROTECTED)
-    for embeddings, recordings, bit in (originals, versions):
-        kept = _find_first_rows(recordings, (columns.row_flags & bit) != 0)
-        side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
-        sides.append(side if len(kept) == count else side.take(kept))
-    data = index_speakers_by_group(sides[0], sides[1])._replace(processes=processes, encoders=encoders)
+    is_given = torch.stack([((columns.row_flags & bit) != 0).any() for bit in bits])
+    has_references, has_sessions, has_groups = is_given.tolist()  # one GPU sync for all
+    sessions = columns.sessions if has_sessions else None
+    groups = columns.groups if has_groups else None
+    is_reference = (columns.row_flags & _IS_REFERENCE) != 0 if has_references else None
+    if sessions is not None:
+        # One recording protected in two sessions counts as two protected recordings, but as one original.
+        versions = torch.stack([recordings, sessions]).unique(dim=1, return_inverse=True)[1]
+    order = lexsort_columns(hashes.protected, torch.where(is_original, hashes.original, hashes.protected))
+    original_rows = _first_rows(order[is_original[order]], recordings)
+    protected_rows = _first_rows(order[is_protected[order]], versions)
+    labels = _RowLabels(columns.speakers, recordings, sessions, groups, columns.row_flags)
+    numbering = _number_canonically(hashes, labels, original_rows, protected_rows)
+
+    everything = Utterances(
+        columns.original,
+        columns.speakers,
+        recordings,
+        numbering.speaker_index,
+        is_reference,
+        numbering.session_index,
+        groups,
+    )
+    original = everything.take(numbering.original_rows)
+    protected = replace(everything, embeddings=columns.protected).take(numbering.protected_rows)
+    data = renumber_speakers(original, protected)._replace(processes=processes, encoders=encoders)
     name, side = ("original", data.original) if len(data.original) else ("protected", data.protected)
     text = (
         f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler repeats "
@@ -271,31 +284,142 @@ def deduplicate_and_index(
     return data
 
 
-def index_speakers_by_group(original: Utterances, protected: Utterances) -> EvaluationData:
-    """Return both sides with numbered speakers, consecutive within a group; a speaker of two groups has two numbers."""
-    speakers = torch.cat([original.speakers, protected.speakers])
-    names, place = torch.unique(speakers, return_inverse=True)
-    if original.groups is not None and protected.groups is not None:
-        groups = torch.unique(torch.cat([original.groups, protected.groups]), return_inverse=True)[1]
-        codes, place = torch.unique(groups * len(names) + place, return_inverse=True)
-        names = names[codes % max(1, len(names))]
+class _Hashes(NamedTuple):
+    """Hashes of the rows of both sides, ``(N,)``; 0 where a row has no embedding of that side."""
+
+    original: Tensor
+    protected: Tensor
+
+
+class _RowLabels(NamedTuple):
+    """What is known of every row but its embeddings, ``(N,)``."""
+
+    speakers: Tensor
+    recordings: Tensor
+    sessions: Tensor | None
+    groups: Tensor | None
+    flags: Tensor
+
+
+class _Numbering(NamedTuple):
+    """Rows of both sides in canonical order, and numbers of speakers and sessions of all rows in that order."""
+
+    original_rows: Tensor
+    protected_rows: Tensor
+    speaker_index: Tensor
+    session_index: Tensor | None
+
+
+def _hash_columns(columns: UtteranceColumns, encoders: tuple[Encoder, ...]) -> _Hashes:
+    """Return hashes of the embeddings; of several encoders, those of the first by name."""
+    start = 0
+    stop = columns.original.shape[1]
+    if len(encoders) > 1:
+        first = min(range(len(encoders)), key=lambda index: encoders[index].name)
+        start = sum(encoder.width for encoder in encoders[:first])
+        stop = start + encoders[first].width
+    original = torch.where((columns.row_flags & _HAS_ORIGINAL) != 0, hash_rows(columns.original[:, start:stop]), 0)
+    protected = torch.where((columns.row_flags & _HAS_PROTECTED) != 0, hash_rows(columns.protected[:, start:stop]), 0)
+    return _Hashes(original, protected)
+
+
+def _number_recordings(columns: UtteranceColumns) -> Tensor:
+    """Return a number for each row, ``(N,)``, the same for rows of one recording."""
+    count = len(columns.speakers)
+    has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
+    # An utterance without an id counts as a separate recording.
+    unnamed = torch.arange(count, 2 * count, device=has_id.device)
+    named = torch.unique(columns.utterances, return_inverse=True)[1]
+    numbers: Tensor = torch.unique(torch.where(has_id, named, unnamed), return_inverse=True)[1]
+    return numbers
+
+
+def _first_rows(rows: Tensor, ids: Tensor) -> Tensor:
+    """Return the first of the given rows of every id."""
+    rows = rows[ids[rows].argsort(stable=True)]
+    is_first = torch.ones_like(rows, dtype=torch.bool)
+    is_first[1:] = ids[rows].diff() != 0
+    return rows[is_first]
+
+
+def _number_canonically(
+    hashes: _Hashes, labels: _RowLabels, original_rows: Tensor, protected_rows: Tensor
+) -> _Numbering:
+    """Return the canonical order of the rows of both sides, of speakers and of sessions.
+
+    What counts is original speech, then protected speech, then the speaker and the session of a row.
+    """
+    original_hashes = hashes.original[original_rows]
+    protected_hashes = hashes.protected[protected_rows]
+    original_recordings = labels.recordings[original_rows]
+    protected_recordings = labels.recordings[protected_rows]
+
+    # The hash of a recording is that of its original, or of its protected versions where it has none.
+    num_recordings = len(labels.recordings)
+    hash_of_versions = protected_hashes.new_zeros(num_recordings)
+    hash_of_versions = hash_of_versions.index_add(0, protected_recordings, protected_hashes)
+    hash_of_recording = hash_of_versions.index_copy(0, original_recordings, original_hashes)
+
+    speaker_index = _number_speakers(hashes, labels, original_rows, protected_rows)
+    session_index = None
+    last_keys = [labels.flags, speaker_index]
+    if labels.sessions is not None:
+        names, session = labels.sessions.unique(return_inverse=True)
+        protected_sessions = session[protected_rows]
+        is_missing = count_values(protected_sessions, len(names)) == 0  # such sessions have the highest numbers
+        by_recording = sum_hashes(hash_of_recording[protected_recordings], protected_sessions, len(names))
+        by_version = sum_hashes(protected_hashes, protected_sessions, len(names))
+        session_index = number_sets(is_missing.long(), by_recording, by_version)[session]
+        last_keys.append(session_index)
+
+    original_order = lexsort_columns(
+        *(key[original_rows] for key in last_keys), hash_of_versions[original_recordings], original_hashes
+    )
+    protected_order = lexsort_columns(
+        *(key[protected_rows] for key in last_keys), protected_hashes, hash_of_recording[protected_recordings]
+    )
+    return _Numbering(original_rows[original_order], protected_rows[protected_order], speaker_index, session_index)
+
+
+def _number_speakers(hashes: _Hashes, labels: _RowLabels, original_rows: Tensor, protected_rows: Tensor) -> Tensor:
+    """Return the number of the speaker of each row, ``(N,)``; those of a group are adjacent.
+
+    A speaker in two groups has two numbers.
+    """
+    groups = torch.zeros_like(labels.speakers) if labels.groups is None else labels.groups
+    pairs, speaker = torch.stack([groups, labels.speakers]).unique(dim=1, return_inverse=True)
+    num_speakers = pairs.shape[1]
+    group = pairs[0].unique(return_inverse=True)[1]
+    of_original = sum_hashes(hashes.original[original_rows], speaker[original_rows], num_speakers)
+    of_protected = sum_hashes(hashes.protected[protected_rows], speaker[protected_rows], num_speakers)
+    group_of_original = sum_hashes(of_original, group, num_speakers)[group]
+    group_of_protected = sum_hashes(of_protected, group, num_speakers)[group]
+    return number_sets(group_of_original, group_of_protected, group, of_original, of_protected)[speaker]
+
+
+def renumber_speakers(original: Utterances, protected: Utterances) -> EvaluationData:
+    """Return both sides as data of the speakers that they have, in the order of their numbers so far."""
+    numbers = torch.cat([original.speaker_index, protected.speaker_index])
+    labels = torch.cat([original.speakers, protected.speakers])
+    distinct, place = numbers.unique(return_inverse=True)
+    speakers = labels.new_zeros(len(distinct)).scatter(0, place, labels)
     first, second = place.split([len(original), len(protected)])
-    return EvaluationData(replace(original, speaker_index=first), replace(protected, speaker_index=second), names)
+    return EvaluationData(replace(original, speaker_index=first), replace(protected, speaker_index=second), speakers)
 
 
 def count_duplicates(side: Utterances) -> Tensor:
     """Return how many embeddings equal another one of their speaker. Two recordings never have equal embeddings."""
-    vectors, one, other = side.embeddings.detach(), side.value_order[1:], side.value_order[:-1]
-    is_same = side.speakers[one] == side.speakers[other]
-    step = max(1, _ENTRIES_AT_ONCE // max(1, vectors.shape[1]))
-    for a, b, both in zip(one.split(step), other.split(step), is_same.split(step), strict=True):
-        both &= (vectors[a] == vectors[b]).all(1)
-    return is_same.sum()
+    hashes = hash_rows(side.embeddings)
+    order = lexsort_columns(hashes, side.speaker_index)
+    is_same_speaker = side.speaker_index[order].diff() == 0
+    is_same_hash = hashes[order].diff() == 0
+    num_duplicates: Tensor = (is_same_speaker & is_same_hash).sum()
+    return num_duplicates
 
 
 def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
     """Return the mean of every speaker's rows, within a group and, on request, within a session."""
-    place, first = combination_index_and_first_rows(side, "groups", *(["sessions"] if by_session else []))
+    place, first = combination_index_and_first_rows(side, *(["sessions"] if by_session else []))
     sums = widen(side.embeddings).new_zeros(len(first), side.embeddings.shape[1])
     sums = sums.index_add(0, place, widen(side.embeddings))
     means = sums / count_values(place, len(first)).unsqueeze(1)
@@ -306,7 +430,7 @@ def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
 
 def combination_index_and_first_rows(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
     """Return the index of each row's combination of speaker and columns that are not None, and each one's first row."""
-    given = [side.speakers, *(column for name in columns if (column := getattr(side, name)) is not None)]
+    given = [side.speaker_index, *(column for name in columns if (column := getattr(side, name)) is not None)]
     combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
     first = torch.full((combinations.shape[1],), len(place), device=place.device)
     return place, first.scatter_reduce(0, place, torch.arange(len(place), device=place.device), "amin")
@@ -355,14 +479,6 @@ def sort_keys_of_means(side: Utterances, place: Tensor, count: int) -> Tensor:
     return row_sort_keys(sums / count_values(place, count).clamp(min=1)[:, None])
 
 
-def lexsort_columns(*columns: Tensor) -> Tensor:
-    """Return row indices sorted by the last column, then by the one before, and so on, as ``numpy.lexsort`` does."""
-    order = columns[0].argsort(stable=True)
-    for column in columns[1:]:
-        order = order[column[order].argsort(stable=True)]
-    return order
-
-
 def hash_values(keys: Tensor, place: Tensor, count: int) -> Tensor:
     """Return the sum of hashes of the keys at each place, ``(count,)`` integers, whatever the order of the keys."""
     # Bits of 0.0 and -0.0 differ. Overflow is intended.
@@ -385,64 +501,24 @@ def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
     return lexsort_columns(*reversed(columns))
 
 
-def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
-    """Return the data with sessions numbered by their embeddings, so that their names change no result.
-
-    Sessions without protected speech have higher numbers.
-    """
-    sides = data.original, data.protected
-    given = [side.sessions for side in sides if side.sessions is not None]
-    if not given:
-        return data
-    names = torch.cat(given).unique()
-    if data.protected.sessions is not None:
-        place = find_indices(names, data.protected.sessions)
-        is_missing = count_values(place, len(names)) == 0
-        # Sessions of equal protected speech are in an order of the original speech of their recordings.
-        row = find_indices(data.original.ids, data.protected.ids)
-        found = row >= 0
-        tables = [
-            hash_values(data.original.keys[row[found]], place[found], len(names)),
-            hash_values(data.protected.keys, place, len(names)),
-            sort_keys_of_means(data.protected, place, len(names)),
-        ]
-        number = lexsort_columns(*tables, is_missing.to(torch.uint8)).argsort()
-    else:
-        number = torch.arange(len(names), device=names.device)
-    first, second = (
-        side if side.sessions is None else replace(side, sessions=number[find_indices(names, side.sessions)])
-        for side in sides
-    )
-    return data._replace(original=first, protected=second)
-
-
 def split_sessions(data: EvaluationData, max_rows: int = 2048) -> tuple[EvaluationData, EvaluationData]:
     """Return the protected utterances of half of every speaker's sessions and of the other half; originals in both.
 
-    Speakers with one session are left out. Of each side ``max_rows`` are taken at most, evenly spaced by value.
+    Speakers with one session are left out. Of each side ``max_rows`` are taken at most, evenly spaced.
     """
-    side = number_sessions_by_value(data).protected
+    side = data.protected
     if side.sessions is None:
         raise ValueError("Expected `sessions`, but got None: a calibration is fitted on some and used on others.")
     pairs, place = torch.unique(torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True)
     count = count_values(pairs[0], len(data.speakers))
     turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
     is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
-    original = thin_rows(data.original, max_rows)
-    halves = (thin_rows(side.take(has_several & half), max_rows) for half in (~is_later, is_later))
-    first, second = (index_speakers_by_group(original, half)._replace(encoders=data.encoders) for half in halves)
+    original = _take_evenly_spaced(data.original, max_rows)
+    halves = (_take_evenly_spaced(side.take(has_several & half), max_rows) for half in (~is_later, is_later))
+    first, second = (renumber_speakers(original, half)._replace(encoders=data.encoders) for half in halves)
     return first, second
 
 
-def thin_rows(side: Utterances, max_rows: int) -> Utterances:
-    """Return at most ``max_rows`` rows, evenly spaced by value."""
-    return side if len(side) <= max_rows else side.take(take_evenly(side.value_order, max_rows))
-
-
-def _find_first_rows(ids: Tensor, is_present: Tensor) -> Tensor:
-    """Return indices of the first present row of every id, ascending."""
-    rows = is_present.nonzero().flatten()
-    rows = rows[ids[rows].argsort(stable=True)]
-    is_first = torch.ones_like(rows, dtype=torch.bool)
-    is_first[1:] = ids[rows].diff() != 0
-    return rows[is_first].sort().values
+def _take_evenly_spaced(side: Utterances, max_rows: int) -> Utterances:
+    """Return at most ``max_rows`` rows, evenly spaced."""
+    return side.take(take_evenly(torch.arange(len(side), device=side.ids.device), max_rows))

@@ -20,14 +20,15 @@ from vpmetrics._util.validation import (
     check_whole_number,
     warn_undefined,
 )
-from vpmetrics._utterances.utterances import (
-    count_values,
-    encode_labels,
-    hash_values,
+from vpmetrics._utterances.canonical_order import (
+    hash_rows,
     lexsort_columns,
-    row_sort_keys,
-    take_evenly,
+    mix_bits,
+    number_sets,
+    order_rows,
+    sum_hashes,
 )
+from vpmetrics._utterances.utterances import count_values, encode_labels, take_evenly
 
 _SHRINKAGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal
 _LANDMARKS = 128  # rows that kernel values are computed with
@@ -96,12 +97,13 @@ def attribute_disclosure(
         check_confidence("confidence", confidence)
     check_whole_number("permutations", permutations, least=0)
     dtype = result_dtype(embeddings)
-    # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
-    order = row_sort_keys(embeddings).argsort(stable=True)
+    # Rows, classes and speakers in canonical order, so that neither row order nor labels change a draw.
+    order = order_rows(embeddings)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
-    num_classes, target = _index_labels_by_mean_embedding(embeddings, labels, torch.ones_like(labels))
-    num_speakers, speaker_index = _index_labels_by_mean_embedding(embeddings, speakers, target + 1)
-    order = lexsort_columns(speaker_index, target, row_sort_keys(embeddings))  # also an order of equal rows
+    hashes = hash_rows(embeddings)
+    num_classes, target = _index_labels(labels, hashes)
+    num_speakers, speaker_index = _index_labels(speakers, mix_bits(hashes + target))
+    order = lexsort_columns(speaker_index, target, hashes)  # also an order of equal rows
     embeddings, target, speaker_index = embeddings[order], target[order], speaker_index[order]
     pairs = torch.stack([target, speaker_index]).unique(dim=1)
     if num_classes < 2 or int(count_values(pairs[0], num_classes).amin()) < 2:
@@ -133,16 +135,10 @@ def attribute_disclosure(
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
-def _index_labels_by_mean_embedding(embeddings: Tensor, labels: Tensor, tie_breakers: Tensor) -> tuple[int, Tensor]:
-    """Return the number of labels, and the label of each row as an index ``(N,)``: labels sorted by mean embedding."""
+def _index_labels(labels: Tensor, hashes: Tensor) -> tuple[int, Tensor]:
+    """Return the number of labels, and the label of each row as an index ``(N,)``, in the order of their hashes."""
     names, index = labels.unique(return_inverse=True)
-    sums = widen(embeddings).new_zeros(len(names), embeddings.shape[1]).index_add(0, index, widen(embeddings.detach()))
-    keys = row_sort_keys(sums / count_values(index, len(names))[:, None])
-    values = row_sort_keys(embeddings)
-    largest = values.abs().amax() if len(values) else 0.0
-    # Where mean embeddings are equal, single embeddings and their tie breakers decide.
-    order = lexsort_columns(hash_values((values + largest + 1) * tie_breakers, index, len(names)), keys)
-    return len(names), order.argsort()[index]
+    return len(names), number_sets(sum_hashes(hashes, index, len(names)))[index]
 
 
 def _permute_labels(target: Tensor, speaker_index: Tensor, highest_label: Tensor, generator: torch.Generator) -> Tensor:
@@ -169,7 +165,7 @@ def _fit_classifiers(
     folds = torch.arange(len(order), device=order.device) % _MOST_FOLDS
     row_folds = torch.empty_like(order).scatter(0, order, folds)[speaker_index]
     rows = normalize(widen(embeddings.detach()), dim=1)
-    landmarks = rows[take_evenly(row_sort_keys(rows).argsort(stable=True), _LANDMARKS)]
+    landmarks = rows[take_evenly(torch.arange(len(rows), device=rows.device), _LANDMARKS)]
     squared = torch.cdist(rows, landmarks).square()
     kernel = torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
     features = []

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._identification.population import average_members, draw_places, form_conversations, rates_of_histogram
+from vpmetrics._identification.population import average_members, form_conversations, rates_of_histogram
 from vpmetrics._identification.singling_out import form_population, isolation_rates_and_standard_errors
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.validation import (
@@ -25,7 +25,8 @@ from vpmetrics._util.validation import (
     check_whole_number,
     check_whole_numbers,
 )
-from vpmetrics._utterances.utterances import count_values, row_sort_keys
+from vpmetrics._utterances.canonical_order import count_within, order_rows
+from vpmetrics._utterances.utterances import count_values
 
 
 def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
@@ -121,7 +122,8 @@ def singling_out(
     check_same_device("references", references, "conversations", conversations)
     check_whole_number("calibration", calibration, least=1)
     check_whole_number("draws", draws, least=2)
-    places, folds = draw_places(speakers, row_sort_keys(conversations)), None
+    places = _places_of_rows(speakers, conversations)
+    folds = None
     if is_tested is not None:
         check_tensor("is_tested", is_tested)
         if is_tested.dtype != torch.bool:
@@ -178,8 +180,14 @@ def conversations(
         check_shape("sessions", sessions, tuple(speakers.shape), "the shape of `speakers`")
         columns.append(sessions)
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
-    keys = torch.stack([row_sort_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
-    members = form_conversations(group, draw_places(group, keys), utterances)
+    given = [side for side in (original, protected) if side is not None]
+    members = form_conversations(group, _places_of_rows(group, *given), utterances)
     original, protected = (None if side is None else average_members(side, members) for side in (original, protected))
     first = members[:, 0]
     return AveragedUtterances(original, protected, speakers[first], None if sessions is None else sessions[first])
+
+
+def _places_of_rows(groups: Tensor, *sides: Tensor) -> Tensor:
+    """Return the place 0, 1, ... of each row in its group, ``(N,)``, in the canonical order of the rows."""
+    order = order_rows(*sides)
+    return torch.empty_like(order).scatter(0, order, count_within(groups[order]))
