@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from reference.order import places_in_groups
 from reports import Everything, compute
 from samples import UNDEFINED, made_systems, people
 from torch.testing import assert_close
@@ -13,19 +12,12 @@ from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.functional import conversations, equal_error_rate, rank_histogram, reidentification_rate
 
 
-@pytest.mark.parametrize("accumulated", ["probes", "references", "both"])
-def test_metric_averages_the_accumulated_side(accumulated):
+def test_a_probe_is_a_conversation_and_a_reference_all_that_is_known():
     _, protected, speakers = people(number=8, each=9, noise=1.5)
     is_reference, sizes = torch.arange(72) % 9 < 5, (2, 5, 8)
-    metric = ReidentificationRate(sizes, utterances=2, accumulated=accumulated)
+    metric = ReidentificationRate(sizes, conversation=2)
     known, names = protected[is_reference], speakers[is_reference]
-    unknown, others = protected[~is_reference], speakers[~is_reference]
-    if accumulated != "probes":
-        # The first two that the attacker has of everybody.
-        first = torch.from_numpy(places_in_groups(names, known) < 2)
-        known, names = known[first], names[first]
-    if accumulated != "references":
-        unknown, _, others, _ = conversations(unknown, None, others, 2)
+    unknown, _, others, _ = conversations(protected[~is_reference], None, speakers[~is_reference], 2)
     expected = reidentification_rate(rank_histogram(unknown, others, known, names), sizes)
     assert_close(compute(metric, None, protected, speakers, is_reference), expected, rtol=0, atol=1e-12)
 
@@ -55,7 +47,7 @@ def test_utterances_are_averaged_within_each_session():
     sessions = torch.arange(240) // 6 % 2
     rows = None, keyed.flatten(0, 2), speakers
     within, across = (
-        compute(ReidentificationRate((20,), utterances=3, condition=condition), *rows, sessions=sessions)["rate_20"]
+        compute(ReidentificationRate((20,), conversation=3, condition=condition), *rows, sessions=sessions)["rate_20"]
         for condition in ("within", "across")
     )
     assert within == 1
@@ -110,15 +102,6 @@ def test_rates_separate_three_systems_of_equal_eer():
     assert shared[1] < 0.03 < 0.05 < keyed[1] < 0.15 < 0.95 < noisy[1]
     shared, keyed, noisy = (systems[SinglingOut] for systems in found)
     assert shared[1] < 0.4 < 0.7 < keyed[1] < noisy[1]
-
-
-@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
-def test_over_utterances_equals_separate_metrics(metric):
-    _, protected, speakers = people(number=12, each=12, noise=2.0)
-    one = metric(sizes=(12,))
-    one.update(protected=protected, speakers=speakers)
-    for length, values in one.over_utterances((1, 2, 3)).items():
-        assert compute(metric(sizes=(12,), utterances=length), None, protected, speakers) == values
 
 
 @pytest.mark.parametrize("sessions", [False, True])

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from vpmetrics._base.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
 from vpmetrics._identification.population import (
-    ACCUMULATED,
     ConversationProtocol,
     reidentification_rates,
     replicate_rates,
@@ -38,8 +37,7 @@ class _PopulationMetric(EmbeddingMetric):
         self,
         sizes: Sequence[int],
         smallest: int,
-        utterances: int,
-        accumulated: str,
+        conversation: int,
         condition: str,
         attack: Any,
         scoring: Scoring,
@@ -47,24 +45,17 @@ class _PopulationMetric(EmbeddingMetric):
     ) -> None:
         super().__init__(**kwargs)
         check_whole_numbers(sizes, smallest)
-        check_whole_number("utterances", utterances, least=1)
-        check_choice("accumulated", accumulated, ACCUMULATED)
+        check_whole_number("conversation", conversation, least=1)
         if attack is not None and not callable(getattr(attack, "attack", None)):
             raise TypeError(f"Expected `attack` to have a method `attack`, but got {type(attack).__name__}.")
         resolve_scoring(scoring)
-        self.condition, self.length, self.accumulated = look_up_condition(condition).name, utterances, accumulated
+        self.condition = look_up_condition(condition).name
+        self.conversation = conversation
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
-    def _compute_value(self, data: EvaluationData) -> Any:
-        return self._compute_value_of_averages(data, self.length)
-
-    def _describe_settings(self) -> dict[str, str]:
-        """Name the length `utterances`, as the argument: an attribute of that name is a state."""
-        return {"utterances" if name == "length" else name: text for name, text in super()._describe_settings().items()}
-
-    def _protocol(self, length: int) -> ConversationProtocol:
+    def _protocol(self) -> ConversationProtocol:
         condition = look_up_condition(self.condition)
-        return ConversationProtocol(condition, self.scoring, length, self.accumulated, self.attack)
+        return ConversationProtocol(condition, self.scoring, self.conversation, self.attack)
 
 
 class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
@@ -81,7 +72,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)``,
     ``speakers (B,)`` and optionally ``is_reference``, ``utterances``, ``sessions``, ``groups`` ``(B,)``. Marked
     utterances are the attacker's; without ``is_reference``, half of every speaker's are, chosen by their values. A
-    reference is the mean of what the attacker has of a speaker, a probe the mean of ``utterances`` others of one
+    reference is the mean of what the attacker has of a speaker, a probe the mean of ``conversation`` others of one
     speaker and session; the remainder is not used. (The authors average embeddings of unit length.)
 
     As output of ``compute`` the metric returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and
@@ -91,9 +82,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 
     Args:
         sizes: Numbers of people N, the speaker included.
-        utterances: How many utterances are averaged.
-        accumulated: What is averaged over that many: ``"probes"``, ``"references"`` or ``"both"``. Otherwise a probe is
-            one utterance, and a reference the mean of all that the attacker has of a speaker.
+        conversation: How many utterances of one speaker and session a probe averages.
         condition: ``"PP"``, protected references and probes; ``"OP"``, original references and protected probes;
             ``"OO"``, both original. With sessions also ``"within"`` and ``"across"``.
         attack: A fitted :mod:`vpmetrics.attacks` attack, or any object with ``attack(original, protected)``; it maps
@@ -117,8 +106,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
     def __init__(
         self,
         sizes: Sequence[int] = (20, 100, 1000, 20_000),
-        utterances: int = 1,
-        accumulated: str = "probes",
+        conversation: int = 1,
         condition: str = "PP",
         attack: Any = None,
         scoring: Scoring = "cosine",
@@ -128,13 +116,13 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "somebody is found or not; `SimilarityRankDisclosure` takes it"})
         kwargs |= {"validate_args": validate_args, "intervals": intervals}
-        super().__init__(sizes, 1, utterances, accumulated, condition, attack, scoring, **kwargs)
+        super().__init__(sizes, 1, conversation, condition, attack, scoring, **kwargs)
 
-    def _search(self, data: EvaluationData, length: int) -> list[tuple[EvaluationData, ConversationProtocol]]:
-        return [(part, self._protocol(length)) for part in data.by_group()]
+    def _search(self, data: EvaluationData) -> list[tuple[EvaluationData, ConversationProtocol]]:
+        return [(part, self._protocol()) for part in data.by_group()]
 
-    def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
-        parts = self._search(data, length)
+    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
+        parts = self._search(data)
         values = reidentification_rates(parts, self.sizes)
         if self.intervals is None:
             return values
@@ -153,7 +141,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 
         sizes = sorted({*spread_population_sizes(max(100, *self.sizes)), *self.sizes} - {1})
         with collect_warnings(), self._gather_states():
-            values = reidentification_rates(self._search(self._collect_data(), self.length), sizes)
+            values = reidentification_rates(self._search(self._collect_data()), sizes)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}
         return draw_population_rate(curve, float(values["gallery"]), ax, label)
 
@@ -170,14 +158,14 @@ class SinglingOut(_PopulationMetric):
     with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
-    attacker has the same utterances. A conversation is the mean of ``utterances`` of a speaker's other utterances;
+    attacker has the same utterances. A conversation is the mean of ``conversation`` of a speaker's other utterances;
     every speaker needs two. All are tested, one after another, while others calibrate. As output of ``compute`` it
     returns a dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N
     speakers, 0 where N is the number of speakers. NaN with one warning for sizes above the number of speakers.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.
-        utterances: How many utterances are averaged to a conversation.
+        conversation: How many utterances are averaged to a conversation.
         condition: ``"PP"``, protected references and conversations; ``"OP"``, original references and protected
             conversations; ``"OO"``, both original.
         attack: As in :class:`ReidentificationRate`.
@@ -199,7 +187,7 @@ class SinglingOut(_PopulationMetric):
     def __init__(
         self,
         sizes: Sequence[int] = (20, 100, 1000),
-        utterances: int = 1,
+        conversation: int = 1,
         condition: str = "PP",
         attack: Any = None,
         calibration: int = 9,
@@ -217,11 +205,11 @@ class SinglingOut(_PopulationMetric):
         check_whole_number("calibration", calibration, least=1)
         check_whole_number("draws", draws, least=2)
         kwargs |= {"validate_args": validate_args}
-        super().__init__(sizes, 2, utterances, "probes", condition, attack, scoring, **kwargs)
+        super().__init__(sizes, 2, conversation, condition, attack, scoring, **kwargs)
         self.calibration, self.draws = calibration, draws
 
-    def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
-        return singling_out_rates(data, self._protocol(length), self.sizes, self.calibration, self.draws)
+    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
+        return singling_out_rates(data, self._protocol(), self.sizes, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the share singled out, with twice its error, and its chance level over the number of people.

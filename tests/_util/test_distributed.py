@@ -136,7 +136,7 @@ UNLIKE = [  # the metric of each rank, what it is fed, and the argument that the
     (lambda rank: vp.StrongestAttack(condition=("OP", "PP")[rank], attacks=ATTACKS), ROWS, "condition"),
     (lambda rank: (vp.DeIdentification, vp.VoiceDistinctiveness)[rank](), ROWS, "class"),
     (lambda rank: vp.ReidentificationRate((2, 5), condition=("OP", "PP")[rank]), ROWS, "condition"),
-    (lambda rank: vp.ReidentificationRate((2, 5), utterances=1 + rank), ROWS, "utterances"),
+    (lambda rank: vp.ReidentificationRate((2, 5), conversation=1 + rank), ROWS, "conversation"),
     (
         lambda rank: vp.Cllr(intervals=(None, 0.9)[rank]),
         TRIALS | {"speakers": (TRIALS["target"], torch.ones(10).long())},

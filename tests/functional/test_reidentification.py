@@ -120,7 +120,7 @@ def test_singling_out_is_1_for_separated_and_0_for_constant_embeddings():
 
 
 def test_singling_out_averages_over_every_tested_conversation():
-    references, voices, _ = isolated(4, counts=(1,) * 7)
+    references, voices, _ = isolated(6, counts=(1,) * 7)
     given = singling_out_arguments(references, voices)
     del given["is_tested"]
     places = torch.from_numpy(places_in_groups(given["speakers"], given["conversations"]))

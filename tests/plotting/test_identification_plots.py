@@ -11,7 +11,7 @@ from samples import UNDEFINED, people
 from vpmetrics import ReidentificationRate, SinglingOut
 from vpmetrics.plotting.identification_plots import (
     draw_local_information,
-    draw_over_utterances,
+    draw_over_conversation_lengths,
     draw_population_rate,
     draw_rank_histogram,
 )
@@ -66,11 +66,11 @@ def test_singling_out_is_drawn_with_its_error_beside_chance():
     assert high - low == pytest.approx(4 * value["singling_out_5_error"].item())
 
 
-def test_a_number_over_utterances_is_drawn_beside_its_chance_levels():
-    _, ax = draw_over_utterances({1: 0.2, 4: 0.5, 2: 0.3}, 0.01, None, "system")
+def test_a_number_over_conversation_lengths_is_drawn_beside_its_chance_levels():
+    _, ax = draw_over_conversation_lengths({1: 0.2, 4: 0.5, 2: 0.3}, 0.01, None, "system")
     assert list(lines_of(ax, "system")[0].get_xdata()) == [1, 2, 4]
     assert lines_of(ax, "chance")[0].get_ydata() == pytest.approx([0.01] * 3)
-    _, ax = draw_over_utterances({1: 0.2, 2: 0.3}, {1: 0.1, 2: 0.05}, None)
+    _, ax = draw_over_conversation_lengths({1: 0.2, 2: 0.3}, {1: 0.1, 2: 0.05}, None)
     assert lines_of(ax, "chance")[0].get_ydata() == pytest.approx([0.1, 0.05])
-    _, ax = draw_over_utterances({1: 0.2}, math.nan, None)
+    _, ax = draw_over_conversation_lengths({1: 0.2}, math.nan, None)
     assert not lines_of(ax, "chance")

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from vpmetrics._base.privacy_metric import IntervalMetric, PrivacyMetric
-from vpmetrics._identification.population import average_utterances
 from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
-from vpmetrics._util.validation import check_whole_numbers, collect_warnings, explain_undefined
+from vpmetrics._util.validation import collect_warnings, explain_undefined
 from vpmetrics._utterances.encoders import (
     Embeddings,
     Encoder,
@@ -163,26 +162,6 @@ class EmbeddingMetric(PrivacyMetric):
         """Return the value over all utterances so far."""
         with collect_warnings():
             return self._compute_value(self._collect_data())
-
-    def over_utterances(self, lengths: Sequence[int]) -> dict[int, Any]:
-        """Return the value of ``compute`` for attackers who average several utterances of a speaker and session.
-
-        Noise drawn for every utterance averages out, a voice does not. Which utterances are averaged is random, but
-        the same on both sides and in every call; incomplete averages are dropped.
-
-        Args:
-            lengths: How many utterances are averaged, such as ``(1, 5, 20)``.
-
-        Returns:
-            The value for each length.
-        """
-        check_whole_numbers(lengths, smallest=1, name="lengths")
-        with collect_warnings(), self._gather_states():
-            data = self._collect_data()
-            return {length: self._compute_value_of_averages(data, length) for length in lengths}
-
-    def _compute_value_of_averages(self, data: EvaluationData, length: int) -> Any:
-        return self._compute_value(average_utterances(data, length))
 
     def _compute_batch_value(
         self,

@@ -25,28 +25,22 @@ from vpmetrics._utterances.utterances import (
     EvaluationData,
     Utterances,
     combination_index_and_first_rows,
-    count_values,
-    renumber_speakers,
 )
 
 if TYPE_CHECKING:
     from vpmetrics.attacks.fusion import FusedAttacker, FusedResult
 
-ACCUMULATED = ("probes", "references", "both")
-
 
 class ConversationProtocol(NamedTuple):
     """How conversations are formed and compared.
 
-    ``accumulated`` is ``"probes"``, ``"references"`` or ``"both"``: which of them average ``utterances`` of a speaker
-    and session. Otherwise a probe is one utterance, and a reference the mean of all that the attacker has of a speaker.
+    A probe averages ``utterances`` of a speaker and session, a reference all that the attacker has of a speaker.
     ``attack`` maps utterances before they are averaged.
     """
 
     condition: Condition
     scoring: Scoring = "cosine"
     utterances: int = 1
-    accumulated: str = "probes"
     attack: Any = None
 
 
@@ -74,20 +68,14 @@ def form_enrolment_and_conversations(
     data: EvaluationData, protocol: ConversationProtocol
 ) -> tuple[Utterances, Utterances]:
     """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
-    condition, length = protocol.condition, protocol.utterances
+    condition = protocol.condition
     enrolment, test = data.sides(condition, references_per="utterance")
     if enrolment.is_reference is None:
         # Sides without a common recording: half of every speaker's recordings are enrolled, the others tested.
         is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
         enrolment, test = enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
-    if protocol.accumulated != "probes":
-        by_session = ("sessions",) if condition.target_sessions != "any" else ()
-        group, first = combination_index_and_first_rows(enrolment, *by_session)
-        has_enough = count_values(group, len(first))[group] >= length
-        enrolment = enrolment.take(has_enough & (count_within(group) < length))
     group, _ = combination_index_and_first_rows(test, "sessions")
-    size = 1 if protocol.accumulated == "references" else length
-    members = form_conversations(group, count_within(group), size)
+    members = form_conversations(group, count_within(group), protocol.utterances)
     enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
     means = average_members(_map_side(test, condition.test, protocol.attack).embeddings, members)
     return enrolment, replace(test.take(members[:, 0]), embeddings=means)
@@ -98,21 +86,6 @@ def form_population_trials(data: EvaluationData, protocol: ConversationProtocol)
     enrolment, test = form_enrolment_and_conversations(data, protocol)
     target_sessions = protocol.condition.target_sessions
     return form_trials(enrolment, test, target_sessions=target_sessions, processes=data.processes)
-
-
-def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
-    """Return means of ``length`` recordings of each speaker as utterances, of the same recordings on both sides."""
-    group, place = _recording_groups_and_places(data.original, data.protected)
-    together = torch.stack([group, place // length]).unique(dim=1, return_inverse=True)[1]
-    sides = []
-    parts = (part.split([len(data.original), len(data.protected)]) for part in (together, place))
-    for side, ids, places, sessions in zip(data[:2], *parts, (None, data.protected.sessions), strict=True):
-        columns = ids[None] if sessions is None else torch.stack([ids, sessions])
-        members = form_conversations(columns.unique(dim=1, return_inverse=True)[1], places % length, length)
-        first = members[:, 0]
-        means = average_members(side.embeddings, members)
-        sides.append(replace(side.take(first), embeddings=means, ids=ids[first]))
-    return renumber_speakers(sides[0], sides[1])._replace(processes=data.processes, encoders=data.encoders)
 
 
 def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
-from vpmetrics._util.dtypes import at_least_float32, wide_dtype, widen
+from vpmetrics._util.dtypes import at_least_float32, widen
 from vpmetrics._util.validation import (
     check_embeddings,
     check_finite_embeddings,
@@ -68,20 +67,6 @@ class Utterances:
         """Return some of the rows, by index, mask or slice."""
         columns = (getattr(self, field.name) for field in fields(self))
         return Utterances(*(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """One number per row, a function of its embedding only, see :func:`row_sort_keys`."""
-        return row_sort_keys(self.embeddings)
-
-    @cached_property
-    def value_order(self) -> Tensor:
-        """Indices of the rows, in an order that depends only on their embeddings."""
-        return self.keys.argsort(stable=True)
-
-    def argsort_by(self, numbers: Tensor) -> Tensor:
-        """Return row indices sorted by ``numbers (N,)``; rows with equal numbers are sorted by embedding."""
-        return self.value_order[numbers[self.value_order].argsort(stable=True)]
 
 
 class EvaluationData(NamedTuple):
@@ -459,46 +444,6 @@ def count_values(values: Tensor, count: int) -> Tensor:
 def add_counts(counts: Tensor, slots: Tensor) -> None:
     """Add 1 at every slot, in place, without a tensor of ones."""
     counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
-
-
-def row_sort_keys(embeddings: Tensor) -> Tensor:
-    """Return a floating number per row, ``(N,)``, to sort rows by: equal for equal rows, and hardly ever for others."""
-    weights = torch.arange(embeddings.shape[1], device=embeddings.device, dtype=wide_dtype(embeddings.device)).cos()
-    step = max(1, _ENTRIES_AT_ONCE // max(1, embeddings.shape[1]))
-    parts = [(widen(rows) * weights).sum(1) for rows in embeddings.detach().split(step)]
-    return torch.cat([weights.new_empty(0), *parts])
-
-
-def sort_keys_of_means(side: Utterances, place: Tensor, count: int) -> Tensor:
-    """Return the sort key of the mean of the rows at each place, ``(count,)``; the order of rows does not matter."""
-    sums = side.embeddings.new_zeros(count, side.embeddings.shape[1], dtype=wide_dtype(place.device))
-    # Rows in an order of their values: rounding of a sum depends on the order.
-    step = max(1, _ENTRIES_AT_ONCE // max(1, side.embeddings.shape[1]))
-    for rows in side.value_order.split(step):
-        sums.index_add_(0, place[rows], widen(side.embeddings.detach()[rows]))
-    return row_sort_keys(sums / count_values(place, count).clamp(min=1)[:, None])
-
-
-def hash_values(keys: Tensor, place: Tensor, count: int) -> Tensor:
-    """Return the sum of hashes of the keys at each place, ``(count,)`` integers, whatever the order of the keys."""
-    # Bits of 0.0 and -0.0 differ. Overflow is intended.
-    bits = (keys + 0.0).view(torch.int64 if keys.dtype == torch.float64 else torch.int32).long()
-    for _ in range(2):
-        bits = bits * -7046029254386353131
-        bits = bits ^ (bits >> 32)
-    return torch.zeros(count, dtype=torch.int64, device=keys.device).index_add(0, place, bits)
-
-
-def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
-    """Return speaker indices in an order of the means of their rows on the first side, whatever their labels.
-
-    Ties are broken by the rows of the speaker on this side, then by the next side.
-    """
-    columns = []
-    for side in sides:
-        columns.append(sort_keys_of_means(side, side.speaker_index, count))
-        columns.append(hash_values(side.keys, side.speaker_index, count))
-    return lexsort_columns(*reversed(columns))
 
 
 def split_sessions(data: EvaluationData, max_rows: int = 2048) -> tuple[EvaluationData, EvaluationData]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from vpmetrics._util.dtypes import at_least_float32
 from vpmetrics._util.validation import check_embeddings, check_finite_embeddings, check_floating, check_tensor
+from vpmetrics._utterances.canonical_order import hash_rows, number_sets, sum_hashes
 from vpmetrics._utterances.conditions import SideName
-from vpmetrics._utterances.utterances import row_sort_keys
 from vpmetrics.attacks.moments import PairStatistics, RowNormalisation, TrainingSets, divide_by_norm, unit_rows
 from vpmetrics.attacks.solutions import AnySolution, Maps, SeparateSolutions, Solution, join_steps
 
@@ -148,10 +148,9 @@ class TunedAttack(Attack):
         choices = [(view, setting) for view in views for setting in self.settings]
         if len(choices) == 1 or sets.num_speakers < 2:
             return choices[-1]  # the most regularised one
-        sums = sets.protected.new_zeros(sets.num_speakers, sets.protected.shape[1])
-        sums.index_add_(0, sets.speaker_index, sets.protected)
+        hashes = sum_hashes(hash_rows(sets.protected), sets.speaker_index, sets.num_speakers)
         num_folds = min(_FOLDS, max(2, sets.num_speakers // 2))
-        place = row_sort_keys(sums).argsort(stable=True).argsort()[sets.speaker_index]
+        place = number_sets(hashes)[sets.speaker_index]
         is_member = torch.arange(num_folds, device=place.device)[:, None] != place % num_folds
         training = TrainingSets(sets.original, sets.protected, sets.speaker_index, is_member, views)
         compared = place.argsort(stable=True)[:_MOST_COMPARED]  # whole speakers, of every fold

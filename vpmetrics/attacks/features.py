@@ -182,18 +182,18 @@ class AttackFeatures:
         Without such pairs there are no original rows, and all protected ones.
         """
         side, other = self.data.protected, self.data.original
-        place = find_indices(other.ids, side.ids[side.value_order])
+        place = find_indices(other.ids, side.ids)
         is_paired = place >= 0
         if not bool(is_paired.any()):
-            rows = take_evenly(side.value_order, _MOST_ROWS)
+            rows = take_evenly(torch.arange(len(side), device=place.device), _MOST_ROWS)
             return None, side.embeddings[rows], side.speaker_index[rows]
-        chosen = take_evenly(is_paired.nonzero().flatten(), _MOST_ROWS)
-        rows = side.value_order[chosen]
-        return other.embeddings[place[chosen]], side.embeddings[rows], side.speaker_index[rows]
+        rows = take_evenly(is_paired.nonzero().flatten(), _MOST_ROWS)
+        return other.embeddings[place[rows]], side.embeddings[rows], side.speaker_index[rows]
 
     def _choose_views(self) -> tuple[str, ...]:
         def some_rows(side: Utterances) -> Tensor:
-            return unit_rows(side.embeddings[take_evenly(side.value_order, _VIEWED_ROWS)])
+            rows = torch.arange(len(side), device=side.ids.device)
+            return unit_rows(side.embeddings[take_evenly(rows, _VIEWED_ROWS)])
 
         return choose_views_by_spread(some_rows(self.data.original), some_rows(self.data.protected))
 

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vpmetrics._utterances.canonical_order import count_within
 from vpmetrics._utterances.conditions import Condition
-from vpmetrics._utterances.utterances import EvaluationData, Utterances, count_values, order_speakers_by_value
+from vpmetrics._utterances.utterances import EvaluationData, Utterances, count_values
 
 FEWEST_SPEAKERS = 6  # two folds of three speakers: fewer in a fold give no chance level
 _PER_FOLD, _FOLDS = 3, 5  # speakers in a fold, at least, and folds
@@ -48,7 +49,6 @@ class Folds(NamedTuple):
 
 def assign_folds(data: EvaluationData) -> Folds:
     """Return folds that depend neither on names nor on the order of rows; no folds where there are too few speakers."""
-    side = data.original if len(data.original) else data.protected
     count = len(data.speakers)
     group = torch.zeros(count, dtype=torch.int64, device=data.speakers.device)
     for each in (data.original, data.protected):
@@ -60,10 +60,7 @@ def assign_folds(data: EvaluationData) -> Folds:
         nobody = torch.full_like(group, -1)
         return Folds(nobody, nobody, nobody)
     num_folds = _MORE_FOLDS if min(sizes) >= _MANY else min(_FOLDS, min(sizes) // _PER_FOLD)
-    order = order_speakers_by_value(count, side, data.protected)
-    order = order[group[order].argsort(stable=True)]
-    place = torch.arange(count, device=order.device) - (size.cumsum(0) - size)[group[order]]
-    place = torch.empty_like(place).scatter(0, order, place)
+    place = count_within(group)
     is_attacked = size >= FEWEST_SPEAKERS
     partition = torch.where(is_attacked, is_attacked.long().cumsum(0) - 1, -1)[group]
     fold = torch.where(partition >= 0, place % num_folds, -1)
@@ -111,7 +108,7 @@ def arrange_in_cells(side: Utterances, folds: Folds, dtype: torch.dtype) -> Cell
     cell = folds.cell_of_speaker[side.speaker_index]
     code = folds.code[side.speaker_index]
     num_cells = folds.num_folds * folds.num_partitions
-    order = side.argsort_by(cell * (1 + len(folds.code)) + code)
+    order = (cell * (1 + len(folds.code)) + code).argsort(stable=True)
     size = count_values(cell + 1, num_cells + 1)
     num_unattacked, longest = torch.stack([size[0], size[1:].amax()]).tolist()
     first = size[1:].cumsum(0) - size[1:] + num_unattacked

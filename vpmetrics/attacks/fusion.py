@@ -31,7 +31,7 @@ from vpmetrics._scores.scorers import FEW_PAIRS, SCORERS
 from vpmetrics._util.dtypes import is_finite_everywhere, wide_dtype, widen
 from vpmetrics._util.validation import warn_undefined
 from vpmetrics._utterances.conditions import Condition
-from vpmetrics._utterances.utterances import EvaluationData, Utterances, add_counts, index_speakers_by_group
+from vpmetrics._utterances.utterances import EvaluationData, Utterances, add_counts, renumber_speakers
 from vpmetrics.attacks.features import (
     PROFILES,
     AttackFeatures,
@@ -634,7 +634,7 @@ def make_fused_fold(
     else:
         original = replace(enrolment, embeddings=pad(enrolment_rows, (0, width)))
         protected = replace(test, embeddings=pad(test_rows, (width, 0)))
-    return FusedFold(index_speakers_by_group(original, protected), score)
+    return FusedFold(renumber_speakers(original, protected), score)
 
 
 def append_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:

@@ -152,7 +152,11 @@ class AveragedUtterances(NamedTuple):
 
 
 def conversations(
-    original: Tensor | None, protected: Tensor | None, speakers: Tensor, utterances: int, sessions: Tensor | None = None
+    original: Tensor | None,
+    protected: Tensor | None,
+    speakers: Tensor,
+    conversation: int,
+    sessions: Tensor | None = None,
 ) -> AveragedUtterances:
     """Average utterances of a speaker and session, so that metrics measure an attacker with that much speech.
 
@@ -160,7 +164,7 @@ def conversations(
         original: Floating tensor of shape ``(B, D)``, or None.
         protected: Floating tensor of shape ``(B, D)``, or None; row i is the protected version of row i.
         speakers: Integer tensor of shape ``(B,)``.
-        utterances: How many to average; the remainder is dropped.
+        conversation: How many utterances to average; the remainder is dropped.
         sessions: Integer tensor of shape ``(B,)``: only utterances of one session are averaged.
 
     Returns:
@@ -169,11 +173,11 @@ def conversations(
 
     Example:
         >>> original = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
-        >>> conversations(original, None, torch.tensor([4, 4, 9]), utterances=2).original
+        >>> conversations(original, None, torch.tensor([4, 4, 9]), conversation=2).original
         tensor([[2., 0.]])
     """
     check_embeddings(original, protected, speakers)
-    check_whole_number("utterances", utterances, least=1)
+    check_whole_number("conversation", conversation, least=1)
     columns = [speakers]
     if sessions is not None:
         check_integers("sessions", sessions)
@@ -181,7 +185,7 @@ def conversations(
         columns.append(sessions)
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
     given = [side for side in (original, protected) if side is not None]
-    members = form_conversations(group, _places_of_rows(group, *given), utterances)
+    members = form_conversations(group, _places_of_rows(group, *given), conversation)
     original, protected = (None if side is None else average_members(side, members) for side in (original, protected))
     first = members[:, 0]
     return AveragedUtterances(original, protected, speakers[first], None if sessions is None else sessions[first])

@@ -100,7 +100,7 @@ def draw_population_rate(curve: Mapping[int, float], gallery: float, ax: Axes | 
     return finish_axes(ax)
 
 
-def draw_over_utterances(
+def draw_over_conversation_lengths(
     curve: Mapping[int, float],
     chance: float | Mapping[int, float],
     ax: Axes | None,

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from vpmetrics._identification.population import average_utterances
 from vpmetrics._scores.condition_scores import ConditionScores
 from vpmetrics._scores.jackknife import CountingCells, Jackknife, JackknifeGroups, group_speakers, join_jackknives
 from vpmetrics._scores.pair_blocks import PairBlocks
@@ -21,7 +18,6 @@ from vpmetrics._scores.speaker_disclosure import (
 )
 from vpmetrics._scores.speaker_similarity import mean_score_matrix
 from vpmetrics._util.dtypes import result_dtype
-from vpmetrics._util.validation import suppress_warnings
 from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.report.identification_scalars import identify_all_groups
@@ -180,21 +176,4 @@ def report_embeddings(
     conditions = {name: report_condition(data, CONDITIONS[name], settings, attacks) for name in names}
     labels = data.speakers.sort().values
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
-    report = join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks)
-    if settings.sizes:
-        report = replace(report, bits_over=partial(_scalars_of_averages, data, settings, make_attacks))
-    return report
-
-
-def _scalars_of_averages(
-    data: EvaluationData, settings: ReportSettings, make_attacks: Any, lengths: Sequence[int]
-) -> dict[int, dict[str, Tensor]]:
-    """Return the scalars after averaging each number of utterances, for a figure."""
-    conditions = [name for name in CONDITIONS if name not in ("OO", "within")]
-    families = frozenset((name, family) for name in conditions for family in ("score", "rank", "attack"))
-    settings = replace(settings, sizes=(), intervals=None, families=families)
-    with suppress_warnings():
-        return {
-            length: report_embeddings(average_utterances(data, length), settings, make_attacks).scalars
-            for length in lengths
-        }
+    return join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks)

@@ -289,7 +289,7 @@ def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
             values = {length: rates_of((size,), length) for length in _doubling_conversation_lengths(shown)}
         if curve := _curve_of_key(values, f"rate_{size}"):
             name = f"re-identification rate\namong {size} people"
-            identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
+            identification_plots.draw_over_conversation_lengths(curve, 1 / size, ax, label, name)
 
 
 def _doubling_conversation_lengths(shown: ShownCondition) -> list[int]:

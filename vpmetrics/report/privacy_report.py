@@ -90,7 +90,6 @@ class PrivacyReport:
     ``speakers`` ``(S,)``: labels, ascending; ``speaker_names``: their names where they were given as strings.
     ``encoders``: the report of each alone, where there are several; ``groups``: that of each group.
     ``attacks``: those that were fused, with what each finds by itself and its share.
-    ``bits_over(lengths)``: disclosure of conversations of several utterances, for a figure.
     """
 
     scalars: dict[str, Tensor]
@@ -105,7 +104,6 @@ class PrivacyReport:
     headline: Headline | None = None
     speakers: Tensor | None = None
     speaker_names: Mapping[int, str] = field(default_factory=dict)
-    bits_over: Callable[[Sequence[int]], dict[int, dict[str, Tensor]]] | None = None
 
     @property
     def main_condition(self) -> str:
