@@ -1,5 +1,6 @@
 """The list of figures: each is drawn for one system and for several, on a card and on a page."""
 
+import io
 import warnings
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from PIL import Image
 from plotting.conftest import ODDS, legend_of, lines_of
 from reports import make_report, make_trials, score_report
 from samples import UNDEFINED, people, voices
@@ -14,6 +16,7 @@ from samples import UNDEFINED, people, voices
 from vpmetrics import ReidentificationRate
 from vpmetrics import functional as F
 from vpmetrics.report.figures import CARD, FIGURES, PAGE, draw_all_figures
+from vpmetrics.report.page import draw_figures
 from vpmetrics.report.privacy_report import EvaluatedSystem
 
 OVERLAYS = ("deid_gvd", "utility", "det", "ece_profile", "reliability", "people", "utterances")
@@ -45,6 +48,15 @@ def test_every_figure_is_drawn_inside_its_frame_with_named_axes(kind, number, la
                     assert min(box.x0, box.y0) > -3, (artist, box)
                     assert box.x1 < figure.bbox.x1 + 3, (artist, box)
                     assert box.y1 < figure.bbox.y1 + 3, (artist, box)
+
+
+def test_a_figure_is_cut_into_its_panels(systems):
+    (zoo,) = (picture for picture in draw_figures(systems[:1]) if picture.key == "zoo")
+    shapes = [Image.open(io.BytesIO(panel.png)).size for panel in zoo.panels]
+    assert len(shapes) == 3  # OO, OP, PP
+    whole = Image.open(io.BytesIO(zoo.files["png"]))
+    assert sum(width for width, _ in shapes) == pytest.approx(whole.width, rel=0.06)
+    assert all(height == pytest.approx(whole.height, rel=0.06) for _, height in shapes)
 
 
 def test_figure_keys_are_unique_and_figures_have_descriptions():

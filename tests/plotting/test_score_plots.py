@@ -50,7 +50,7 @@ def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials)
     miss, false_alarm = (preds[target] < threshold).double().mean(), (preds[~target] >= threshold).double().mean()
     step = max(float((preds == threshold)[target].double().mean()), 0.01)
     assert abs(float(miss - false_alarm)) <= 2 * step
-    assert legend_of(ax)[-1] == "EER 25.0 %"
+    assert legend_of(ax)[-1] == "raw EER 25.00 %"
 
 
 def test_scores_that_are_all_the_same_have_no_histogram():

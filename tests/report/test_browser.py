@@ -72,16 +72,32 @@ BROKEN = """[...document.querySelectorAll("#results ~ * th, .cards li")].flatMap
     }
     return broken;
 })"""
-RIGHT_OF_OP = """[...document.querySelectorAll("thead th")].filter(th => th.textContent == "OP")
+RIGHT_OF_CONDITIONS = """[...document.querySelectorAll("thead th")].filter(th => /^(OP|PP)$/.test(th.textContent))
     .map(th => th.getBoundingClientRect().right).filter(right => right > 0)"""
 
 
-def test_words_are_not_broken_and_op_column_is_visible(pages):
+SCALE_OF_PICTURES = """[...document.querySelectorAll("figure img")]
+    .map(img => img.clientWidth / img.getAttribute("width"))"""
+UNSAID = """[...document.querySelectorAll(".scroll, .panels")]
+    .filter(one => one.scrollWidth > one.clientWidth + 2)
+    .filter(one => !getComputedStyle(one, "::before").content.includes("scroll"))
+    .length"""
+
+
+def test_letters_of_figures_are_not_shrunk_and_what_scrolls_says_so(pages):
+    for page in pages:
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        page.wait_for_timeout(100)  # for the observer of widths
+        assert min(page.evaluate(SCALE_OF_PICTURES)) > 0.68  # 10 points become 9 pixels
+        assert page.evaluate(UNSAID) == 0
+
+
+def test_words_are_not_broken_and_conditions_are_visible(pages):
     for page in pages[::3]:  # of one system
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert page.evaluate(BROKEN) == []
-        edges = page.evaluate(RIGHT_OF_OP)
-        assert len(edges) > 4
+        edges = page.evaluate(RIGHT_OF_CONDITIONS)
+        assert len(edges) > 8
         assert max(edges) <= page.evaluate("window.innerWidth")
 
 

@@ -37,7 +37,8 @@ def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voic
     assert zebra_tag(expected["op_l_w"]) in page.texts
     pictures = [base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) for image in page.images]
     assert len(pictures) >= 5
-    assert {path.read_bytes() for path in out.glob("*.png")} == set(pictures)
+    whole_figures = [path.read_bytes() for path in out.glob("*.png")]
+    assert len(pictures) > len(whole_figures)  # figures of several panels are shown panel by panel
     assert all(image["alt"] for image in page.images)
     links = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert all(link.startswith("data:") for link in links)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.special import ndtr, ndtri
 
 from vpmetrics._scores.measures import missed_and_rejected_counts, prior_entropy
+from vpmetrics._scores.registry import scalar
 from vpmetrics._scores.score_counts import ScoresAndSteps, Steps
 from vpmetrics.plotting.axes import (
     CHANCE,
@@ -51,7 +52,7 @@ def draw_score_histogram(
             ax.stairs(density, bins, color=colour, linewidth=1.2)
         missed, rejected = (part.cumsum(0)[:-1] / part.sum() for part in (steps.targets, steps.nontargets))
         threshold = float(steps.edges[(missed + rejected >= 1).to(torch.uint8).argmax()])
-        name = f"EER {100 * float(scalars['raw_eer']):.1f} %"
+        name = f"raw EER {scalar('raw_eer').show(float(scalars['raw_eer']))} %"
         ax.axvline(threshold, color="black", linewidth=1.2, linestyle=":", label=name, gid="threshold")
     ax.set(xlabel="score", ylabel="density")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend

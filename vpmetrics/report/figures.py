@@ -335,8 +335,8 @@ FIGURES = (
                 shown.report.scores.measure_input, shown.scalars, ax, shown.title))),
     FigureKind(
         "det", "DET curve",
-        "Above: miss rate over false-alarm rate for all thresholds, on probit axes. The marker is the raw equal error "
-        "rate (EER). Below: share of target trials found (TPR) over the share of non-target trials mistaken for them "
+        "First: miss rate over false-alarm rate for all thresholds, on probit axes. The marker is the raw equal error "
+        "rate (EER). Second: share of target trials found (TPR) over the share of non-target trials mistaken for them "
         "(FPR), on logarithmic axes. Markers: FPR of 1 % and 0.1 %, what an attacker finds who must rarely be wrong. "
         "The closer to the dashed line of chance, the more private.", _draw_det_figure),
     FigureKind(

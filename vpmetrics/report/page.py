@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from vpmetrics import __version__
@@ -28,20 +30,30 @@ from vpmetrics.report.verdict import HIGH_LEAKAGE, LOW_LEAKAGE
 if TYPE_CHECKING:
     from vpmetrics.report.outputs import Content
 
+_CSS_DPI = 96  # pixels of CSS in an inch
+_WIDEST_LEGIBLE = 520  # pixels of a panel whose letters can still be read when a phone of 390 pixels shrinks it
+_PANEL_MARGIN = 4  # pixels around a panel
 _MOST_BYTES = 650_000  # of all pictures, so that a page that holds them in base64 stays below a megabyte
 _NAME_DESCRIPTIONS = {  # where a table shows a name, not the number that stands for it
     "worst_speaker": "name of the speaker who is protected worst",
 }
 
 
+class Panel(NamedTuple):
+    """A part of a figure that can stand alone: a PNG file, and its width in pixels of CSS."""
+
+    png: bytes
+    width: int
+
+
 class Picture(NamedTuple):
-    """A figure, drawn: a file for every format, and its width in pixels of CSS."""
+    """A figure, drawn: a file for every format, and its panels, which a narrow screen shows one below the other."""
 
     key: str
     title: str
     description: str
     files: Mapping[str, bytes]
-    width: int
+    panels: Sequence[Panel]
 
 
 def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)) -> list[Picture]:
@@ -59,7 +71,8 @@ def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("
                 buffer, date = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[name]
                 figure.savefig(buffer, format=name, metadata={date: None})
                 files[name] = buffer.getvalue()
-        pictures.append(Picture(kind.key, kind.title, kind.description, files, round(96 * figure.get_figwidth())))
+        panels = _cut_into_panels(figure, pngs[kind.key], dpi)
+        pictures.append(Picture(kind.key, kind.title, kind.description, files, panels))
     return pictures
 
 
@@ -69,6 +82,40 @@ def _draw_small_png(figure: Figure, dpi: int) -> bytes:
     figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # it is compressed below
     Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return small.getvalue()
+
+
+def _cut_into_panels(figure: Figure, png: bytes, dpi: int) -> list[Panel]:
+    """Return the panels of a figure, each with its labels, legend and colour bar, in the order of reading."""
+    boxes = _boxes_of_panels(figure)
+    if len(boxes) == 1:
+        return [Panel(png, round(_CSS_DPI * figure.get_figwidth()))]
+    whole = Image.open(io.BytesIO(png))
+    scale = dpi / figure.dpi
+    panels = []
+    for box in boxes:
+        left = max(0, math.floor(scale * box.x0) - _PANEL_MARGIN)
+        right = min(whole.width, math.ceil(scale * box.x1) + _PANEL_MARGIN)
+        # Pictures count from the top, figures from the bottom.
+        top = max(0, math.floor(whole.height - scale * box.y1) - _PANEL_MARGIN)
+        bottom = min(whole.height, math.ceil(whole.height - scale * box.y0) + _PANEL_MARGIN)
+        buffer = io.BytesIO()
+        whole.crop((left, top, right, bottom)).save(buffer, "PNG", optimize=True)
+        panels.append(Panel(buffer.getvalue(), round(_CSS_DPI / dpi * (right - left))))
+    return panels
+
+
+def _boxes_of_panels(figure: Figure) -> list[Bbox]:
+    """Return the extent of each panel in pixels of the figure, row by row."""
+    boxes: list[Bbox] = []
+    for ax in figure.axes:
+        box = ax.get_tightbbox()
+        if box is None:
+            continue
+        if ax.get_label() == "<colorbar>":  # drawn after its panel, and part of it
+            boxes[-1] = Bbox.union([boxes[-1], box])
+        else:
+            boxes.append(Bbox(box))
+    return boxes
 
 
 def render_page(content: Content, pictures: Sequence[Picture]) -> str:
@@ -102,7 +149,9 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         intervals=content.intervals,
         conditions=[(condition_with_challenge_name(name, systems), CONDITION_TITLES[name]) for name in conditions],
         notes=content.notes,
-        pictures=[(p, base64.b64encode(p.files["png"]).decode()) for p in pictures],
+        pictures=pictures,
+        widest_legible=_WIDEST_LEGIBLE,
+        encode=lambda png: base64.b64encode(png).decode(),
         tables=[(fold, list(tables)) for fold, tables in groupby(content.tables, lambda table: table.fold)],
         samples=[(*s[:2], *(base64.b64encode(wav).decode() for wav in s[2:])) for s in content.samples],
         terms={scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description) for key in keys},
