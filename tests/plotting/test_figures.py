@@ -177,9 +177,10 @@ def test_the_strongest_attack_is_drawn_beside_cosine(systems):
         assert {"OO", "OP", "OP, attacked", "PP", "PP, attacked"} <= labels
     attacks = draw("attacks", systems[:1]).axes
     assert [ax.get_title() for ax in attacks] == ["OP", "PP"]
-    found = systems[0].report.conditions["OP"].strongest.d_ece_by_attack
-    tried = sorted(found[~found.isnan()].tolist())
-    assert [bar.get_width() for bar in attacks[0].patches] == pytest.approx(tried)
+    strongest = systems[0].report.conditions["OP"].strongest
+    tried = sorted(float(attack.d_ece) for attack in strongest.attacks)
+    fused = systems[0].get_or_nan("d_ece_strongest", "OP")
+    assert [bar.get_width() for bar in attacks[0].patches] == pytest.approx([*tried, fused])
 
 
 @pytest.mark.filterwarnings("ignore:A slope of local information")

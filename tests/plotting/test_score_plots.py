@@ -114,8 +114,8 @@ def test_reliability_of_calibrated_ratios_is_the_diagonal():
 def test_attacks_are_sorted_and_show_chance_level_and_interval():
     values = {"one": 0.2, "unknown": math.nan, "two": 0.4}
     _, ax = draw_attacks(values, 0.05, None, "OP", (0.35, 0.25, 0.45))
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "two"]
-    assert [bar.get_width() for bar in ax.patches] == [0.2, 0.4]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "two", "all, fused"]
+    assert [bar.get_width() for bar in ax.patches] == [0.2, 0.4, 0.35]
     assert ax.get_xlabel() == "expected disclosure $D_{ECE}$, bit"
     assert len(ax.containers) == 2
     assert ax.get_xlim()[1] > 0.45

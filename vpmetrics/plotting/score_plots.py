@@ -174,19 +174,21 @@ def draw_attacks(
     chance: float,
     ax: Axes | None,
     title: str = "",
-    strongest: Sequence[float] = (math.nan,) * 3,
+    fused: Sequence[float] = (math.nan,) * 3,
 ) -> PlotResult:
-    """Draw the expected disclosure to each attack, the largest on top, and its chance level.
+    """Draw the expected disclosure to each attack, sorted, to all of them fused on top, and its chance level.
 
-    ``strongest``: that of the fused attacker, and both ends of its confidence interval.
+    ``fused``: the disclosure to the fused attacker, and both ends of its confidence interval.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     defined = (row for row in disclosures.items() if math.isfinite(row[1]))
     bars = dict(sorted(defined, key=lambda row: row[1]))
-    _draw_interval(ax, len(bars) - 1, strongest, "fused", "d")
+    if math.isfinite(fused[0]):
+        bars["all, fused"] = fused[0]
+    _draw_interval(ax, len(bars) - 1, fused, "confidence interval")
     if math.isfinite(chance):
         ax.axvline(chance, **CHANCE)
-    return _draw_bars(ax, bars, [*bars.values(), *strongest], axis_label("d_ece"), title, COLOURS[1])
+    return _draw_bars(ax, bars, [*bars.values(), *fused], axis_label("d_ece"), title, COLOURS[1])
 
 
 def draw_attribute_bits(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, title: str = "") -> PlotResult:

@@ -316,9 +316,10 @@ FIGURES = (
         _draw_utility_figure),
     FigureKind(
         "attacks", "Disclosure to each attack",
-        "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
-        "longest bar is the largest of many noisy numbers; the fused attacker weighs them all, by weights fitted on "
-        "others.", _panel_per_condition(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
+        "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. On top "
+        "the fused attacker, who weighs them all by weights fitted on others. The longest of the other bars is the "
+        "largest of many noisy numbers.",
+        _panel_per_condition(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
     FigureKind(
         "attributes", "Disclosure of attributes",
         "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
