@@ -254,7 +254,7 @@ INVALID_CALLS = [
     (lambda: lose(speakers=FOUR), ValueError, r"Expected `speakers` to have shape \(3,\)"),
     (lambda: lose(sessions=FOUR), ValueError, r"Expected `sessions` to have shape \(3,\)"),
     (lambda: lose(sessions=EYE[0]), TypeError, "Expected `sessions` to have an integer dtype"),
-    (lambda: EmbeddingLoss()(EYE, EYE, THREE // 2), NotImplementedError, "EmbeddingLoss to define `compute_loss`"),
+    (lambda: EmbeddingLoss()(EYE, EYE, THREE // 2), NotImplementedError, "EmbeddingLoss to define `compute_parts`"),
     (lambda: similar(lambda a, b: a @ b.mT > 0), TypeError, r"`scoring\(a, b\)` to have a floating .* got torch.bool"),
     (lambda: similar(lambda a, b: a[:1] @ b.mT), ValueError, r"`scoring\(a, b\)` to have shape .*, one score per pair"),
     (lambda: similar(lambda *_: 1.0), TypeError, r"`scoring\(a, b\)` to be a tensor, but got float"),

@@ -1,9 +1,11 @@
 """The losses: exact values, both directions, flatness, and training on the bundled voices."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from loss_batches import batch, d_ece, keyed_batch, trials, two_sided, unit
+from loss_batches import batch, d_ece, keyed_batch, train_on, trials, two_sided, unit
 from torch import nn
 from torch.nn.functional import normalize
 from torch.testing import assert_close
@@ -72,8 +74,38 @@ def test_pseudonymisation_is_the_weighted_sum():
     sessions = torch.arange(len(rows[2])) % 2
     loss = PseudonymisationLoss(disclosure=2.0, distinctiveness=0.5, centred=False, flatness=0.0)
     assert_close(loss(*rows), 2 * DisclosureLoss()(*rows) + 0.5 * DistinctivenessLoss()(*rows))
-    expected = 2 * DisclosureLoss()(*rows, sessions) + 0.5 * DistinctivenessLoss()(*rows, sessions)
+    disclosure = DisclosureLoss(session_invariance=1.0)
+    expected = 2 * disclosure(*rows, sessions) + 0.5 * DistinctivenessLoss()(*rows, sessions)
     assert_close(loss(*rows, sessions), expected)
+
+
+def test_parts_add_up_to_the_loss_without_gradients():
+    original, protected, speakers, sessions = keyed_batch()
+    protected.requires_grad_()
+    loss = PseudonymisationLoss(disclosure=2.0)
+    assert loss.parts == {}
+    value = loss(original, protected, speakers)
+    assert list(loss.parts) == ["op", "flatness", "distinctiveness"]
+    assert_close(sum(loss.parts.values()), value.detach())
+    value = loss(original, protected, speakers, sessions)
+    assert list(loss.parts) == ["op", "flatness", "across", "session_invariance", "distinctiveness"]
+    assert_close(sum(loss.parts.values()), value.detach())
+    assert not any(part.requires_grad for part in loss.parts.values())
+    assert_close(loss.parts["op"], 2 * DisclosureLoss(centred=True)(original, protected, speakers).detach())
+    loss(original[:1], protected[:1], speakers[:1])
+    assert loss.parts == {}
+
+
+def test_the_penalty_does_not_rise_when_past_batches_make_it_known():
+    """An unknown share of the variance counts as the largest one, 1."""
+    rows = keyed_batch()
+    loss = DisclosureLoss(session_invariance=2.0)
+    loss(*rows)
+    unknown = float(loss.parts["session_invariance"])
+    assert unknown == pytest.approx(2 * math.log1p(1 / 1e-3))
+    train_on(loss, 12)
+    loss(*rows)
+    assert 0 < float(loss.parts["session_invariance"]) < unknown
 
 
 def one_sided_loss(original, protected, speakers):

@@ -101,7 +101,7 @@ def within_session_variance_share(session_deviations: Tensor, protected: Tensor,
     .. math:: t = \frac{1}{D} \operatorname{tr}(C^{-1} W)
 
     with :math:`W` the covariance of the deviations from the mean of the session and :math:`C` that of protected rows,
-    by past batches (the first and second side of ``past``); 0 until these are many. A batch is too small to estimate
+    by past batches (the first and second side of ``past``); 1 until these are many. A batch is too small to estimate
     :math:`C`, but without a gradient of :math:`C` a smaller variance everywhere would lower the loss. So a batch enters
     as the derivative :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`: stretching a direction changes nothing.
     """
@@ -109,7 +109,7 @@ def within_session_variance_share(session_deviations: Tensor, protected: Tensor,
     within, rows = (solve_lower(root, side) for side in (session_deviations, widen(protected) - past.second_mean))
     total = (rows @ solve_lower(root, solve_lower(root, past.first).T) * rows).mean()
     share = within.square().mean() - (total - total.detach())
-    return torch.where(past.num_pairs >= _MIN_BATCHES * len(protected), share, 0)
+    return torch.where(past.num_pairs >= _MIN_BATCHES * len(protected), share, 1)
 
 
 def _measure_moments(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:

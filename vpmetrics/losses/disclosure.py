@@ -11,7 +11,6 @@ from vpmetrics._util.scalar import FULL_DISCLOSURE
 from vpmetrics._util.validation import check_choice, check_nonnegative, check_positive
 from vpmetrics.losses.attackers import (
     RunningMoments,
-    SidesAndTrialMask,
     attack_with_halves,
     attack_with_past_batches,
     subtract_speaker_session_means,
@@ -19,6 +18,7 @@ from vpmetrics.losses.attackers import (
 )
 from vpmetrics.losses.embedding_loss import (
     EmbeddingLoss,
+    Trials,
     UnitRowBatch,
     cosines,
     flatten_above_diagonal,
@@ -47,6 +47,9 @@ class DisclosureLoss(EmbeddingLoss):
     sessions against pairs of two speakers. No loss can protect an anonymiser without a secret that changes: an attacker
     who runs it on known recordings links every speaker, also where OP discloses nothing.
 
+    ``loss.parts`` has the parts of the last value: ``op``, and where they are computed ``flatness``, ``across`` and
+    ``session_invariance``.
+
     The value hardly depends on the batch size from 32 rows on. Calibration fits noise where trials are few: speech that
     discloses nothing has a loss of 0.14 with 8 rows, 0.03 with 16, 0.015 with 32 and less than 0.005 from 64 on.
     The gradient of all rows together is at most 10 divided by their length, also where they are nearly constant.
@@ -64,7 +67,8 @@ class DisclosureLoss(EmbeddingLoss):
         session_invariance: Weight :math:`\mu` of the share :math:`t` of the variance that lies within sessions,
             averaged over whitened directions, with :math:`\epsilon` = 0.001. It trains a keyed anonymiser to remove the
             utterance from every direction, also from those of low variance, which a linear attacker uses. It needs
-            ``sessions`` and past batches as above.
+            ``sessions``, and past batches as above; until then :math:`t = 1` stands in, so that the loss does not
+            rise when the penalty is known.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -93,45 +97,40 @@ class DisclosureLoss(EmbeddingLoss):
             raise TypeError(f"Expected `attacks` to be a sequence of names, but got {attacks!r}.")
         for attack in attacks:
             check_choice("attacks", attack, ATTACKS)
-        self.bandwidth, self.centred, self.flatness = bandwidth, centred, flatness
-        self.straight_through, self.attacks = straight_through, tuple(attacks)
+        self.bandwidth = bandwidth
+        self.centred = centred
+        self.flatness = flatness
+        self.straight_through = straight_through
+        self.attacks = tuple(attacks)
         self.session_invariance = session_invariance
-        self.past_pairs, self.past_sessions = RunningMoments(), RunningMoments()
+        self.past_pairs = RunningMoments()
+        self.past_sessions = RunningMoments()
 
-    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
-        """Return the sum of disclosures to all attackers and weighted penalties; in training, learn from the batch."""
-        original, protected, speakers, sessions = batch
-        is_same, attacked = match_labels(speakers), self._attack_batch(batch)
-        if "past" in self.attacks:
-            self.past_pairs.observe_if_training(original, protected)
-        scores = torch.stack([cosines(*sides) for *sides, _ in attacked])
-        is_counted = torch.stack([is_trial for *_, is_trial in attacked])
-        settings = self.bandwidth, self.straight_through
-        trials = map(flatten_off_diagonal, (scores, is_same, is_counted))
-        loss = sum_surrogate_disclosures(trials, *settings, is_two_sided=True)
+    def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
+        """Return the disclosures to all attackers and the weighted penalties; in training, learn from the batch."""
+        is_same_speaker = match_labels(batch.speakers)
+        scores, is_counted = self._score_batch(batch)
+        trials = Trials(
+            flatten_off_diagonal(scores), flatten_off_diagonal(is_same_speaker), flatten_off_diagonal(is_counted)
+        )
+        parts = {"op": self._sum_disclosures(trials)}
         if self.flatness > 0:
-            is_defined = (is_same.sum() > len(is_same)) & ~is_same.all()
-            # The variance of the means of all pairs of speakers, divided by the variance of the scores.
-            average = is_same.to(scores.dtype) / is_same.sum(dim=1)
-            floor = torch.finfo(scores.dtype).eps ** 2
-            share = (average @ scores[0] @ average.T).var() / (scores[0].var() + floor)
-            loss = loss + self.flatness * torch.where(is_defined, share, 0)
-        if sessions is not None:
-            is_across = ~is_same | ~match_labels(sessions)
-            links = cosines(protected, protected)[None]
-            trials = map(flatten_above_diagonal, (links, is_same, is_across))
-            loss = loss + sum_surrogate_disclosures(trials, *settings, is_two_sided=True)
+            parts["flatness"] = self.flatness * _between_speakers_share(scores[0], is_same_speaker)
+        if batch.sessions is not None:
+            parts["across"] = self._disclosure_across_sessions(batch, batch.sessions, is_same_speaker)
             if self.session_invariance > 0:
-                deviations = subtract_speaker_session_means(protected, speakers, sessions)
-                past = self.past_sessions.compute_covariances(protected.shape[1], protected.device)
-                self.past_sessions.observe_if_training(deviations, protected)
-                if past is not None:
-                    share = within_session_variance_share(deviations, protected, past)
-                    loss = loss + self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
-        return loss.to(scores.dtype)
+                share = self._within_session_share(batch, batch.sessions)
+                parts["session_invariance"] = self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
+        return parts
 
-    def _attack_batch(self, batch: UnitRowBatch) -> list[SidesAndTrialMask]:
-        """Return what each attacker compares: plain cosine, then those that the settings name."""
+    def _sum_disclosures(self, trials: Trials) -> Tensor:
+        return sum_surrogate_disclosures(trials, self.bandwidth, self.straight_through, is_two_sided=True)
+
+    def _score_batch(self, batch: UnitRowBatch) -> tuple[Tensor, Tensor]:
+        """Return the scores of every attacker, and which of them are trials, ``(A, B, B)`` each.
+
+        The first attacker compares by cosine; the others are those that the settings name.
+        """
         original, protected, speakers, _ = batch
         every_pair = torch.ones_like(match_labels(speakers))
         attacked = [(original, protected, every_pair)]
@@ -143,7 +142,41 @@ class DisclosureLoss(EmbeddingLoss):
             past = self.past_pairs.compute_covariances(protected.shape[1], protected.device)
             if past is not None:
                 attacked.append(attack_with_past_batches(past, original, protected))
-        return attacked
+            self.past_pairs.observe_if_training(original, protected)
+        scores = []
+        is_counted = []
+        for first, second, is_trial in attacked:
+            scores.append(cosines(first, second))
+            is_counted.append(is_trial)
+        return torch.stack(scores), torch.stack(is_counted)
+
+    def _disclosure_across_sessions(self, batch: UnitRowBatch, sessions: Tensor, is_same_speaker: Tensor) -> Tensor:
+        is_across = ~is_same_speaker | ~match_labels(sessions)
+        scores = cosines(batch.protected, batch.protected)[None]
+        trials = Trials(
+            flatten_above_diagonal(scores), flatten_above_diagonal(is_same_speaker), flatten_above_diagonal(is_across)
+        )
+        return self._sum_disclosures(trials)
+
+    def _within_session_share(self, batch: UnitRowBatch, sessions: Tensor) -> Tensor:
+        """Return the share of the variance within sessions; 1, the largest, until enough batches have passed."""
+        protected = batch.protected
+        deviations = subtract_speaker_session_means(protected, batch.speakers, sessions)
+        past = self.past_sessions.compute_covariances(protected.shape[1], protected.device)
+        self.past_sessions.observe_if_training(deviations, protected)
+        if past is None:
+            return torch.ones_like(deviations[0, 0])
+        return within_session_variance_share(deviations, protected, past)
+
+
+def _between_speakers_share(scores: Tensor, is_same_speaker: Tensor) -> Tensor:
+    """Return the share of the variance of scores ``(B, B)`` that lies between pairs of speakers."""
+    is_defined = (is_same_speaker.sum() > len(is_same_speaker)) & ~is_same_speaker.all()
+    average = is_same_speaker.to(scores.dtype) / is_same_speaker.sum(dim=1)
+    mean_of_pair = average @ scores @ average.T
+    rounding = torch.finfo(scores.dtype).eps ** 2
+    share = mean_of_pair.var() / (scores.var() + rounding)
+    return torch.where(is_defined, share, 0)
 
 
 class DistinctivenessLoss(EmbeddingLoss):
@@ -166,22 +199,33 @@ class DistinctivenessLoss(EmbeddingLoss):
     def __init__(self, bandwidth: float = 0.02, straight_through: bool = False) -> None:
         super().__init__()
         check_positive("bandwidth", bandwidth)
-        self.bandwidth, self.straight_through = bandwidth, straight_through
+        self.bandwidth = bandwidth
+        self.straight_through = straight_through
 
-    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
+    def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
         """Return the maximal D_ECE minus that of protected rows, 0 without both classes; the original is not used."""
-        scores, is_same = cosines(batch.protected, batch.protected)[None], match_labels(batch.speakers)
-        is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | match_labels(batch.sessions)
-        trials = scores, is_same, is_within = [flatten_above_diagonal(each) for each in (scores, is_same, is_within)]
+        is_same_speaker = match_labels(batch.speakers)
+        is_within = torch.ones_like(is_same_speaker)
+        if batch.sessions is not None:
+            is_within = ~is_same_speaker | match_labels(batch.sessions)
+        trials = Trials(
+            flatten_above_diagonal(cosines(batch.protected, batch.protected)[None]),
+            flatten_above_diagonal(is_same_speaker),
+            flatten_above_diagonal(is_within),
+        )
         disclosed = sum_surrogate_disclosures(trials, self.bandwidth, self.straight_through, is_two_sided=False)
-        is_defined = has_both_classes(is_same, is_within)
-        return torch.where(is_defined, FULL_DISCLOSURE - disclosed, 0).to(scores.dtype)
+        is_defined = has_both_classes(trials.is_target, trials.is_counted)
+        return {"distinctiveness": torch.where(is_defined, FULL_DISCLOSURE - disclosed, 0)}
 
 
 class PseudonymisationLoss(EmbeddingLoss):
     r"""Compute a loss that hides speakers and keeps them distinct: every speaker gets another voice.
 
     .. math:: L = w_\mathrm{OP} L_\mathrm{disclosure} + w_\mathrm{PP} L_\mathrm{distinctiveness}
+
+    ``loss.parts`` has the parts of the last value, those of :class:`DisclosureLoss` and ``distinctiveness``. Log them:
+    the penalty of session invariance is the largest of them for most of a training, so the sum says little of the
+    disclosure.
 
     Give the anonymiser a key, a random vector drawn for every session, and call the loss with ``sessions``, two per
     speaker and batch. Then protected speech links within a session, but neither across sessions nor to the original.
@@ -238,10 +282,15 @@ class PseudonymisationLoss(EmbeddingLoss):
         self.disclosure = DisclosureLoss(bandwidth, centred, flatness, straight_through, attacks, session_invariance)
         self.distinctiveness = DistinctivenessLoss(bandwidth, straight_through)
 
-    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
-        """Return the weighted sum of both losses."""
-        disclosed, indistinct = self.disclosure.compute_loss(batch), self.distinctiveness.compute_loss(batch)
-        return self.weights[0] * disclosed + self.weights[1] * indistinct
+    def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
+        """Return the weighted parts of both losses."""
+        disclosure_weight, distinctiveness_weight = self.weights
+        parts = {}
+        for name, part in self.disclosure.compute_parts(batch).items():
+            parts[name] = disclosure_weight * part
+        for name, part in self.distinctiveness.compute_parts(batch).items():
+            parts[name] = distinctiveness_weight * part
+        return parts
 
     def extra_repr(self) -> str:
         """Return the weights, for ``print``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -35,11 +34,19 @@ class UnitRowBatch(NamedTuple):
 
 
 class EmbeddingLoss(nn.Module):
-    """A loss of a batch of embeddings; a subclass defines ``compute_loss``."""
+    """A loss of a batch of embeddings; a subclass defines ``compute_parts``."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._batches, self._useless_batches, self._has_warned = 0, torch.zeros((), dtype=torch.long), False
+        self._parts: dict[str, Tensor] = {}
+        self._batches = 0
+        self._useless_batches = torch.zeros((), dtype=torch.long)
+        self._has_warned = False
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The parts of the last value, which add up to it, without gradients: for ``self.log_dict``."""
+        return dict(self._parts)
 
     def forward(self, original: Tensor, protected: Tensor, speakers: Tensor, sessions: Tensor | None = None) -> Tensor:
         """Compute the loss of a batch, a scalar.
@@ -50,9 +57,10 @@ class EmbeddingLoss(nn.Module):
             speakers: Speaker of each row, ``(B,)``: integers, or a list of strings.
             sessions: Session of each row, ``(B,)``: a speaker's utterances of one session share a key.
         """
-        original, protected = as_squeezed_tensor("original", original), as_squeezed_tensor("protected", protected)
-        for name, side in (("original", original), ("protected", protected)):
-            check_floating(name, side)
+        original = as_squeezed_tensor("original", original)
+        protected = as_squeezed_tensor("protected", protected)
+        check_floating("original", original)
+        check_floating("protected", protected)
         if not isinstance(speakers, Tensor) and speakers is not None:
             speakers = encode_labels(speakers).to(original.device)
         if not isinstance(sessions, Tensor) and sessions is not None:
@@ -60,14 +68,19 @@ class EmbeddingLoss(nn.Module):
         check_embeddings(original, protected, speakers, integer_columns={"sessions": sessions})
         self._warn_of_useless_batches(speakers)
         if len(speakers) < 2:
-            return torch.stack([at_least_float32(side[:0]).sum() for side in (original, protected)]).sum()
+            self._parts = {}
+            return at_least_float32(original[:0]).sum() + at_least_float32(protected[:0]).sum()
         with torch.autocast(protected.device.type, enabled=False):
-            original, protected = (_UnitRows.apply(side) for side in (original, protected))  # type: ignore[no-untyped-call]
-            return self.compute_loss(UnitRowBatch(original, protected, speakers, sessions))
+            original_rows: Tensor = _UnitRows.apply(original)  # type: ignore[no-untyped-call]
+            protected_rows: Tensor = _UnitRows.apply(protected)  # type: ignore[no-untyped-call]
+            parts = self.compute_parts(UnitRowBatch(original_rows, protected_rows, speakers, sessions))
+        self._parts = {name: part.detach() for name, part in parts.items()}
+        dtype = torch.promote_types(original_rows.dtype, protected_rows.dtype)
+        return torch.stack(list(parts.values())).sum().to(dtype)
 
-    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
-        """Return the loss of a validated batch of two rows or more."""
-        raise NotImplementedError(f"Expected {type(self).__name__} to define `compute_loss`.")
+    def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
+        """Return the weighted parts of the loss of a validated batch of two rows or more."""
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `compute_parts`.")
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print``."""
@@ -124,8 +137,9 @@ def match_labels(labels: Tensor) -> Tensor:
 def cosines(first: Tensor, second: Tensor) -> Tensor:
     """Return the cosines of all rows of one side with all rows of the other, ``(B, B)``."""
     wide = torch.promote_types(first.dtype, second.dtype)
-    first, second = (normalize(side.to(wide), dim=1, eps=_SMALLEST_NORM) for side in (first, second))
-    return first @ second.T
+    unit_first = normalize(first.to(wide), dim=1, eps=_SMALLEST_NORM)
+    unit_second = normalize(second.to(wide), dim=1, eps=_SMALLEST_NORM)
+    return unit_first @ unit_second.T
 
 
 def flatten_off_diagonal(matrices: Tensor) -> Tensor:
@@ -148,34 +162,53 @@ def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
     return (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
 
 
-def sum_surrogate_disclosures(
-    trials: Iterable[Tensor], bandwidth: float, straight_through: bool, is_two_sided: bool
-) -> Tensor:
+class Trials(NamedTuple):
+    """Scores ``(A, P)`` of several attackers, which of the trials are of one speaker ``(P,)``, and which count.
+
+    ``is_counted`` broadcasts to ``(A, P)``: the trials that an attacker compares.
+    """
+
+    scores: Tensor
+    is_target: Tensor
+    is_counted: Tensor
+
+
+def sum_surrogate_disclosures(trials: Trials, bandwidth: float, straight_through: bool, is_two_sided: bool) -> Tensor:
     """Return D_ECE of the scores, summed over attackers; two-sided, plus that of the negated scores.
 
-    ``trials``: scores ``(A, P)``; which are of one speaker, ``(P,)``; and which an attacker compares, broadcast to
-    ``(A, P)``. Where a class is missing, 0 with a graph. ``straight_through``: exact values, the gradient smooth.
+    Where a class is missing, 0 with a graph. ``straight_through``: exact values, the gradient smooth.
     """
-    scores, is_target, is_counted = trials
-    is_counted = is_counted.expand(scores.shape)
-    is_defined = has_both_classes(is_target, is_counted)
-
-    def smooth_disclosure(width: float) -> Tensor:
-        grid = lay_grid(scores, width)
-        soft_counts = soft_counts_on_grid(grid, scores, is_target.long().expand_as(scores), is_counted)
-        # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
-        counts = (torch.where(is_defined[:, None], count, 1) for count in soft_counts)
-        directions = (torch.stack([n, n.flip(-1)] if is_two_sided else [n]) for n in counts)
-        return expected_disclosure(Steps(grid.points[..., 1:], *directions))
-
-    smooth = smooth_disclosure(bandwidth)
+    is_counted = trials.is_counted.expand(trials.scores.shape)
+    trials = trials._replace(is_counted=is_counted)
+    is_defined = has_both_classes(trials.is_target, is_counted)
+    disclosures = _smooth_disclosures(trials, is_defined, bandwidth, is_two_sided)
     if is_two_sided:
-        smooth = (1 - _WIDE_WEIGHT) * smooth + _WIDE_WEIGHT * smooth_disclosure(_WIDE_BANDWIDTH)
+        wide = _smooth_disclosures(trials, is_defined, _WIDE_BANDWIDTH, is_two_sided)
+        disclosures = (1 - _WIDE_WEIGHT) * disclosures + _WIDE_WEIGHT * wide
     if straight_through:
-        exact = widen(scores.new_zeros(smooth.shape))
-        for attacker in is_defined.nonzero().flatten().tolist():
-            kept = is_counted[attacker]
-            counts = count_by_score(scores.detach()[attacker, kept], is_target[kept], validate_args=False)
-            exact[:, attacker] = torch.stack([expected_disclosure(steps) for steps in counts][: len(smooth)])
-        smooth = smooth + (exact - smooth).detach()
-    return torch.where(is_defined, smooth, 0).sum()
+        exact = _exact_disclosures(trials, is_defined, len(disclosures))
+        disclosures = disclosures + (exact - disclosures).detach()
+    return torch.where(is_defined, disclosures, 0).sum()
+
+
+def _smooth_disclosures(trials: Trials, is_defined: Tensor, bandwidth: float, is_two_sided: bool) -> Tensor:
+    """Return smoothed D_ECE of every attacker, ``(1, A)``; two-sided also of the negated scores, ``(2, A)``."""
+    grid = lay_grid(trials.scores, bandwidth)
+    labels = trials.is_target.long().expand_as(trials.scores)
+    directions = []
+    for soft_count in soft_counts_on_grid(grid, trials.scores, labels, trials.is_counted):
+        # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
+        count = torch.where(is_defined[:, None], soft_count, 1)
+        directions.append(torch.stack([count, count.flip(-1)] if is_two_sided else [count]))
+    return expected_disclosure(Steps(grid.points[..., 1:], *directions))
+
+
+def _exact_disclosures(trials: Trials, is_defined: Tensor, num_directions: int) -> Tensor:
+    """Return exact D_ECE of every attacker and direction, ``(num_directions, A)``; 0 where a class is missing."""
+    exact = widen(trials.scores.new_zeros(num_directions, len(trials.scores)))
+    for attacker in is_defined.nonzero().flatten().tolist():
+        is_counted = trials.is_counted[attacker]
+        scores = trials.scores.detach()[attacker, is_counted]
+        counts = count_by_score(scores, trials.is_target[is_counted], validate_args=False)
+        exact[:, attacker] = torch.stack([expected_disclosure(steps) for steps in counts][:num_directions])
+    return exact
