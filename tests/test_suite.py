@@ -44,6 +44,15 @@ def test_gradient_after_a_validation_in_inference_mode():
     assert protected.grad.isfinite().all()
 
 
+def test_plot_without_the_keys_it_draws_says_which_it_needs():
+    metric = vp.VoicePrivacy(metrics=["disclosure"], attacks=None)
+    metric.update(torch.eye(4), torch.eye(4).flip(0), torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(
+        ValueError, match="Expected the keys 'deid' and 'gvd', which are drawn, but system has no 'deid'"
+    ):
+        metric.plot()
+
+
 def test_plot_draws_the_trade_off_of_several_systems():
     metric = Everything()
     value = compute(metric, **join(embeddings()))

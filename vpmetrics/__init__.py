@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vpmetrics._scores.registry import scalar
+    from vpmetrics._util.versions import show_versions
     from vpmetrics._utterances.utterances import encode_labels
     from vpmetrics.attributes import AttributeDisclosure
     from vpmetrics.local import LocalInformationDisclosure
     from vpmetrics.rank import SimilarityRankDisclosure
     from vpmetrics.reidentification import ReidentificationRate, SinglingOut
     from vpmetrics.report.combination import combine_reports
+    from vpmetrics.report.difference import compare_reports
     from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
     from vpmetrics.strongest import StrongestAttack
     from vpmetrics.suite import VoicePrivacy
@@ -38,8 +40,10 @@ __all__ = [
     "VoiceSimilarityMatrix",
     "ZebraDisclosure",
     "combine_reports",
+    "compare_reports",
     "encode_labels",
     "scalar",
+    "show_versions",
 ]
 __version__ = "0.1.0"
 
@@ -49,7 +53,14 @@ def __getattr__(name: str) -> Any:
     """Return a metric or a module of the package, imported on first use."""
     if name in __all__:
         classes = [module.name for module in iter_modules(__path__) if not (module.ispkg or module.name[0] == "_")]
-        for home in ("report.combination", "_scores.registry", "_utterances.utterances", *classes):
+        for home in (
+            "report.combination",
+            "report.difference",
+            "_util.versions",
+            "_scores.registry",
+            "_utterances.utterances",
+            *classes,
+        ):
             namespace = vars(import_module(f"vpmetrics.{home}"))
             globals().update({metric: namespace[metric] for metric in __all__ if metric in namespace})
         return globals()[name]

@@ -183,7 +183,16 @@ class VoicePrivacy(AttackedMetric):
         val = self.compute() if val is None else val
         if not isinstance(val, Mapping):
             return draw_path(val, ax)
-        return draw_deid_gvd([(label, val)] if "deid" in val else list(val.items()), ax)
+        is_one_system = not any(isinstance(value, Mapping) for value in val.values())
+        systems = [(label, val)] if is_one_system else list(val.items())
+        for name, scalars in systems:
+            missing = [key for key in ("deid", "gvd") if key not in scalars]
+            if missing:
+                message = (
+                    f"Expected the keys 'deid' and 'gvd' of {name}, which are drawn, but {missing[0]!r} is missing"
+                )
+                raise ValueError(f"{message}; see `metrics` of VoicePrivacy.")
+        return draw_deid_gvd(systems, ax)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         return self._select_scalars(self._compute_report(data))

@@ -14,7 +14,7 @@ TAG_LETTERS = "0ABCDEF"  # 0 for exactly 0, A below the first bound, and so on
 TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
 FULL_DISCLOSURE = 1 / (2 * math.log(2))  # bits, the largest D_ECE
 CI_SUFFIXES = ("_low", "_high")  # of the keys of a confidence interval
-_MOST_NAMES = 8  # in a message
+_MOST_NAMES = 3  # in a message
 
 
 class Unit(NamedTuple):
@@ -119,23 +119,25 @@ def check_scalar_names(argument: str, names: Any, choices: Sequence[str]) -> tup
 
 
 def closest_or_known_names(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that ends a message about an unknown name: with similar names, or else some known ones.
+    """Return a sentence that ends a message about an unknown name, with the names that are most like it.
 
-    Names with a similar last component come first, since a forgotten prefix is a small mistake.
+    Names with a similar last component come first, since a forgotten prefix is a small mistake; then those that contain
+    it, as ``op_eer`` contains ``eer``.
     """
     choices = sorted(names)
-    by_end: dict[str, list[str]] = {}
-    for choice in sorted(choices, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio()):
-        by_end.setdefault(last_component(choice), []).append(choice)
-    ends = difflib.get_close_matches(last_component(name), by_end, n=3, cutoff=0.6)
-    nearest = [choice for end in ends for choice in by_end[end]]
-    alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, choices, n=3, cutoff=0.6)]))[:3]
-    if alike:
-        return "Closest: " + ", ".join(map(repr, alike)) + "."
     if not choices:
         return "There is none."
-    more = f" and {len(choices) - _MOST_NAMES} more" if len(choices) > _MOST_NAMES else ""
-    return "Known: " + ", ".join(map(repr, choices[:_MOST_NAMES])) + more + "."
+    end = last_component(name)
+
+    def likeness(choice: str) -> tuple[float, float]:
+        choice_end = last_component(choice)
+        of_end = difflib.SequenceMatcher(None, end, choice_end).ratio()
+        if end and (choice_end.startswith(end) or choice_end.endswith(end)):
+            of_end += 1
+        return of_end, difflib.SequenceMatcher(None, name, choice).ratio()
+
+    closest = sorted(choices, key=likeness, reverse=True)[:_MOST_NAMES]
+    return "Closest: " + ", ".join(map(repr, closest)) + "."
 
 
 def printable(name: object) -> str:
