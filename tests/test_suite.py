@@ -48,7 +48,7 @@ def test_plot_without_the_keys_it_draws_says_which_it_needs():
     metric = vp.VoicePrivacy(metrics=["disclosure"], attacks=None)
     metric.update(torch.eye(4), torch.eye(4).flip(0), torch.tensor([0, 0, 1, 1]))
     with pytest.raises(
-        ValueError, match="Expected the keys 'deid' and 'gvd', which are drawn, but system has no 'deid'"
+        ValueError, match="Expected the keys 'deid' and 'gvd' of system, which are drawn, but 'deid' is missing"
     ):
         metric.plot()
 
