@@ -348,8 +348,11 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
             ),
         }
         value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})
-        if condition == "OP":
-            value["worst_speaker_disclosure"] = reference.speakers.worst_alone(*of_speakers)
+        if condition != "OO":
+            ways = (trials[0], -trials[0])
+            better = max(ways, key=lambda preds: reference.zebra.zebra_disclosure(preds, trials[1])["d_ece"])
+            value[f"{condition.lower()}_found_in_100"] = reference.verification.found_among(better, trials[1])
+    value["found_in_100"] = max(value["op_found_in_100"], value["pp_found_in_100"])
     # Without attacks, plain comparison in either direction.
     value["disclosure"] = max(value[f"{name}_d_ece{way}"] for name in ("op", "pp") for way in ("", "_reversed"))
     return value
@@ -365,7 +368,7 @@ _REFERENCE = reference.similarity
 EMBEDDING_CASES = [
     _embedding_case(
         "VoicePrivacy", Everything, lambda **rows: compute(Everything(), **rows), _reference_suite, (_LONE,),
-        unreferenced=("chance",),
+        unreferenced=("chance", "_conversation", "conversation_utterances", "worst_speaker_disclosure", "speaker_p"),
     ),
     _embedding_case(
         "StrongestAttack", partial(vp.StrongestAttack, attacks=[Plain()]),

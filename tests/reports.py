@@ -47,7 +47,8 @@ def assert_replicates(report, without_each, coarse):
     keys with a ``coarse`` part may differ to first order, all others to second order.
     """
     for key, change in report.jackknife.changes.items():
-        if report.scalars[key].isnan():
+        # A report of fewer speakers draws other conversations; replicates leave speakers out of the same ones.
+        if report.scalars[key].isnan() or "conversation" in key:
             continue
         expected = torch.stack([values[key] - report.scalars[key] for values in without_each])
         share, offset = (1.0, 5e-3) if any(part in key for part in coarse) else (0.15, 2e-3)

@@ -11,7 +11,6 @@ from torchmetrics import MetricCollection
 import vpmetrics as vp
 from vpmetrics import VoicePrivacy
 from vpmetrics._scores.registry import headline_keys
-from vpmetrics.report import embedding_report
 
 
 def test_collection_shares_one_copy_of_the_embeddings():
@@ -75,27 +74,19 @@ def test_identity_system_has_zero_deid_and_gvd(each, scoring):
     assert abs(values["gvd"]) <= 10 * allowed
 
 
-@pytest.fixture
-def walked(monkeypatch):
-    """Conditions of which a report was made."""
-    names, make = [], embedding_report.report_condition
-    monkeypatch.setattr(embedding_report, "report_condition", lambda *args: names.append(args[1].name) or make(*args))
-    return names
-
-
 def with_sessions():
     rows = join(embeddings())
     return rows | {"sessions": torch.arange(len(rows["speakers"])) % 2}
 
 
 @pytest.mark.parametrize("has_sessions", [False, True])
-def test_default_metrics_are_at_most_25_and_match_the_full_report(has_sessions):
+def test_headline_has_29_keys_or_31_with_sessions_and_matches_the_full_report(has_sessions):
     rows = with_sessions() if has_sessions else join(embeddings())
     everything, value = compute(Everything(), **rows), compute(VoicePrivacy(attacks=None), **rows)
     assert tuple(value) == headline_keys(has_attacks=False, has_sessions=has_sessions)
     assert_same(value, {key: everything[key] for key in value}, atol=0, rtol=0)
     keys = headline_keys(has_sessions=has_sessions)
-    assert len(set(keys)) == len(keys) <= 25
+    assert len(set(keys)) == len(keys) == (31 if has_sessions else 29)
     assert keys[0] == "disclosure"
     assert {"op_d_ece_strongest", "op_d_ece_chance"} <= set(keys)
 
@@ -108,26 +99,25 @@ def test_default_metrics_are_at_most_25_and_match_the_full_report(has_sessions):
         (("op_link_rate", "op_d_diag"), {"OP matrix identification"}),
         (("g_cllr", "d_ece_op_oo"), {"OO", "OP", "PP"}),
         (("across_max_d", "op_c_ece"), {"across identification", "OP"}),
-        (("worst_speaker_disclosure",), {"OP worst_speaker"}),
+        (("worst_speaker_disclosure",), {"OP", "across"}),
         (("disclosure",), {"OP", "across"}),
+        (("disclosure_conversation", "op_found_in_100"), {"OP", "across"}),
         (("oo_rate_3", "pp_singling_out_3_error"), {"OO population", "PP population"}),
     ],
 )
-def test_selected_metrics_compute_only_what_they_need(names, parts, walked):
+def test_selected_metrics_compute_only_what_they_need(names, parts):
     rows = with_sessions()
     everything = compute(Everything(sizes=(3,)), **rows)
-    walked.clear()
     metric = VoicePrivacy(sizes=(3,), attacks=None, metrics=list(names))
     chosen = compute(metric, **rows)
     assert tuple(chosen) == names
     assert_same(chosen, {key: everything[key] for key in names}, atol=0, rtol=0)
-    kinds = ("matrix", "identification", "strongest", "population", "worst_speaker")
+    kinds = ("matrix", "identification", "strongest", "population")
     made = {
         " ".join([name, *(kind for kind in kinds if getattr(known, kind) is not None)])
         for name, known in metric.report().conditions.items()
     }
     assert made == parts
-    assert len(walked) == len(parts)  # the report has them from compute
 
 
 def test_no_attack_is_fitted_for_metrics_without_attacks(monkeypatch):
@@ -135,13 +125,33 @@ def test_no_attack_is_fitted_for_metrics_without_attacks(monkeypatch):
     compute(VoicePrivacy(metrics=["op_d_ece", "gvd"]), **join(embeddings()))
 
 
-def test_compute_and_report_share_their_work_until_anything_changes(walked):
+def test_changed_settings_and_loaded_states_take_effect():
     metric, rows = Everything(), join(embeddings())
+    metric.persistent(True)
     values = compute(metric, **rows)
-    assert_same(metric.report().scalars, values, atol=0, rtol=0)
-    assert walked == ["OO", "OP", "PP"]
     metric.slope = 1.0
     assert metric.report().scalars["op_alid"] != values["op_alid"]
     metric.slope = None
-    metric.update(**{**rows, "speakers": rows["speakers"] + 100})
-    assert metric.report().scalars["op_d_ece"] != values["op_d_ece"]
+    other = Everything()
+    other.persistent(True)
+    compute(other, **{**rows, "protected": rows["original"]})
+    metric.load_state_dict(other.state_dict())
+    assert metric.report().scalars["deid"] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("intervals", [None, 0.5, 0.95])
+def test_the_verdict_goes_by_95_percent_intervals_whatever_is_shown(intervals):
+    metric = VoicePrivacy(attacks=None, intervals=intervals)
+    metric.update(**join(embeddings()))
+    risks = metric.report().risks
+    shown = VoicePrivacy(attacks=None, intervals=0.95)
+    shown.update(**join(embeddings()))
+    values = shown.compute()
+    for risk in risks:
+        if risk.name == "found_in_100":
+            key = f"{risk.condition.lower()}_found_in_100"
+            everything = Everything(intervals=0.95, metrics=[key])
+            everything.update(**join(embeddings()))
+            ends = everything.compute()
+            assert (risk.low, risk.high) == pytest.approx((float(ends[f"{key}_low"]), float(ends[f"{key}_high"])))
+    assert {"found_in_100_low", "disclosure_conversation_high"} <= set(values)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from vpmetrics.local import LocalInformationDisclosure
     from vpmetrics.rank import SimilarityRankDisclosure
     from vpmetrics.reidentification import ReidentificationRate, SinglingOut
-    from vpmetrics.report.combination import combine_reports
     from vpmetrics.report.difference import compare_reports
     from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
     from vpmetrics.strongest import StrongestAttack
@@ -39,7 +38,6 @@ __all__ = [
     "VoicePrivacy",
     "VoiceSimilarityMatrix",
     "ZebraDisclosure",
-    "combine_reports",
     "compare_reports",
     "encode_labels",
     "scalar",
@@ -54,7 +52,6 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         classes = [module.name for module in iter_modules(__path__) if not (module.ispkg or module.name[0] == "_")]
         for home in (
-            "report.combination",
             "report.difference",
             "_util.versions",
             "_scores.registry",

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from vpmetrics._identification.conversations import DRAWS
 from vpmetrics._scores.registry import (
     OF_POPULATION,
     add_interval_keys,
@@ -21,7 +22,14 @@ from vpmetrics._scores.registry import (
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._scores.speaker_similarity import SIMILARITIES
 from vpmetrics._util.scalar import check_scalar_names
-from vpmetrics._util.validation import check_choice, check_finite_slope, check_whole_numbers, collect_warnings
+from vpmetrics._util.validation import (
+    check_choice,
+    check_finite_slope,
+    check_flag,
+    check_whole_number,
+    check_whole_numbers,
+    collect_warnings,
+)
 from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.rank import MODELS
@@ -43,14 +51,20 @@ class VoicePrivacy(AttackedMetric):
 
     As output of ``compute`` the metric returns a flat dictionary of scalars. With ``metrics="headline"``:
 
-    - ``disclosure``: the largest disclosure in bits to any attacker tried, the main number;
+    - ``disclosure``: the largest disclosure in bits by one utterance, to any attacker tried, the main number;
+    - ``disclosure_conversation``: the same by ``conversation_utterances`` utterances of one person together;
+    - ``found_in_100``, ``found_in_100_conversation``: how often the attacker finds the right one of 100 people;
     - ``deid``, ``gvd``: de-identification (1.0 = 100 %) and gain of voice distinctiveness (dB);
+    - ``worst_speaker_disclosure``, ``worst_speaker_chance``: the largest disclosure of one speaker's own trials, and
+      what the largest of as many speakers reaches by chance (NaN where speakers cannot be permuted in 20 ways);
     - for ``op`` (original enrolment, protected tests) and ``pp`` (both protected), or with sessions ``op`` and
       ``across``: ``op_d_ece``, ``op_d_ece_strongest``, ``op_d_ece_chance``, ``op_eer``, ``op_eer_strongest``,
-      ``op_linkability``, ``op_mean_d``, ``op_id_rate``; with sessions also ``within_d_ece`` and ``within_eer``;
-    - ``op_l_w``, ``op_tag``: worst case of a single trial and its category;
-    - ``worst_speaker_disclosure``, ``worst_speaker_chance``: the largest disclosure of one speaker's own trials, and
-      what the largest of as many speakers reaches by chance (NaN where no group has three speakers).
+      ``op_tpr_at_1e-3_strongest``, ``op_linkability``, ``op_mean_d``, ``op_id_rate``; with sessions also
+      ``within_d_ece`` and ``within_eer``;
+    - ``op_l_w``, ``op_tag``: worst case of a single trial and its category.
+
+    Rates at 100 people and at low false-positive rates are NaN of few trials, and so is what conversations disclose
+    where too few speakers have two of them.
 
     ``metrics="all"`` adds every number of every condition. :func:`vpmetrics.scalar` describes a key. :meth:`report`
     adds the headline with its verdict, checks of the evaluation, and what figures need.
@@ -82,6 +96,9 @@ class VoicePrivacy(AttackedMetric):
         metrics: ``"headline"``, ``"all"``, or the keys ``compute`` returns: what these do not need is not computed.
         intervals: Confidence level such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the leave-one-speaker-out
             jackknife, for all but extremes, chance levels and single speakers.
+        conversations: Random draws of conversations, groups of several utterances of one person; 0 for none.
+        trained_on_protected: Whether the encoder was trained on protected speech, as strong attackers do; a check says
+            so where it was not.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -108,6 +125,8 @@ class VoicePrivacy(AttackedMetric):
         sizes: Sequence[int] | None = None,
         metrics: str | Sequence[str] = "headline",
         intervals: float | None = None,
+        conversations: int = DRAWS,
+        trained_on_protected: bool = False,
         **kwargs: Any,
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
@@ -118,23 +137,27 @@ class VoicePrivacy(AttackedMetric):
         check_choice("enrolment", enrolment, (None, "utterance", "speaker"))
         if sizes is not None:
             check_whole_numbers(sizes, smallest=2)
-        self.enrolment, self.sizes = enrolment, tuple(sizes or ())
+        check_whole_number("conversations", conversations, 0)
+        check_flag("trained_on_protected", trained_on_protected)
+        self.enrolment = enrolment
+        self.sizes = tuple(sizes or ())
+        self.conversations = conversations
+        self.trained_on_protected = trained_on_protected
         if isinstance(metrics, str):
             check_choice("metrics", metrics, METRICS)
             self.metrics: str | tuple[str, ...] = metrics
         else:
-            known_keys = scalar_keys(tuple(CONDITIONS), attacks is not None, has_sessions=True, sizes=self.sizes)
+            # With sessions the risks of PP are not computed, without they are.
+            known_keys = [
+                *scalar_keys(tuple(CONDITIONS), attacks is not None, has_sessions=True, sizes=self.sizes),
+                *scalar_keys(WITHOUT_SESSIONS, attacks is not None),
+            ]
             self.metrics = check_scalar_names("metrics", metrics, known_keys)
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         check_finite_slope(slope)
         resolve_scoring(scoring)
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
-        self._latest_report: tuple[Any, PrivacyReport] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return everything but the latest report."""
-        return {**super().__getstate__(), "_latest_report": None}
 
     def _check_reference_given(self, is_reference: Any | None) -> None:
         if self.enrolment is not None and is_reference is None:
@@ -143,31 +166,30 @@ class VoicePrivacy(AttackedMetric):
     def report(self) -> PrivacyReport:
         """Return the headline, the scalars and the conditions they come from, for all groups together and for each.
 
-        The report is of all processes, as ``compute``. After ``compute`` it costs little more.
+        The report is of all processes, as ``compute``. The verdict goes by 95 % intervals of the risks, whatever
+        ``intervals`` is, so it costs more than ``compute``.
         """
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
-            report = add_checks_and_headline(self._reuse_or_compute_report(data), data)
+            report = self._compute_checked_report(data)
             groups = {}
             for group in data.groups():
                 part = data.of_group(group)
-                groups[group] = add_checks_and_headline(self._compute_report(part), part)
+                groups[group] = self._compute_checked_report(part)
             encoders = {}
             if len(data.encoders) > 1:
                 for index, encoder in enumerate(data.encoders):
                     alone = data.of_encoder(index)
-                    encoders[encoder.name] = add_checks_and_headline(self._compute_report(alone), alone)
+                    encoders[encoder.name] = self._compute_checked_report(alone)
         return replace(report, groups=groups, encoders=encoders)
+
+    def _compute_checked_report(self, data: EvaluationData) -> PrivacyReport:
+        return add_checks_and_headline(self._compute_report(data, has_risk_intervals=True), data)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the requested scalars (see ``metrics``) over all utterances so far."""
         with collect_warnings():
-            return self._select_scalars(self._reuse_or_compute_report(self._collect_data()))
-
-    def reset(self, observed: bool = False) -> None:
-        """Reset all states; with ``observed`` also what attackers have observed."""
-        super().reset(observed)
-        self._latest_report = None
+            return self._select_scalars(self._compute_report(self._collect_data()))
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw de-identification against gain of voice distinctiveness.
@@ -216,26 +238,34 @@ class VoicePrivacy(AttackedMetric):
         sized = [key for key in every_key if key[:3] != "oo_" and scalar(key).family in OF_POPULATION]
         return (*headline_keys(has_attacks, has_sessions), *sized)
 
-    def _reuse_or_compute_report(self, data: EvaluationData) -> PrivacyReport:
-        """Return the report of the accumulated utterances, which ``compute`` and ``report`` share."""
-        # Not kept where scores carry a graph, a scorer may have been trained since, or only some processes may have it.
-        if self._is_synced or self.bandwidth is not None or not isinstance(self.scoring, str):
-            return self._compute_report(data)
-        key = self._update_count, self._observed_count, self._describe_settings()
-        if self._latest_report is None or self._latest_report[0] != key:
-            self._latest_report = key, self._compute_report(data)
-        return self._latest_report[1]
-
-    def _compute_report(self, data: EvaluationData) -> PrivacyReport:
+    def _compute_report(self, data: EvaluationData, has_risk_intervals: bool = False) -> PrivacyReport:
         has_sessions = data.protected.sessions is not None
         families = measures = None
         if self.metrics != "all":
             keys = self._requested_keys(has_sessions)
-            families, measures = required_families(keys), required_score_measures(keys)
-            if "disclosure" in keys:
-                families |= {("across" if has_sessions else "PP", "attack")}
-        names = ("similarity", "scoring", "slope", "rank_model", "bandwidth", "enrolment", "sizes", "intervals")
-        settings = ReportSettings(**{name: getattr(self, name) for name in names}, families=families, measures=measures)
+            families = required_families(keys, has_sessions)
+            measures = required_score_measures(keys)
+        if has_risk_intervals and measures is not None:
+            measures |= {"tpr_at_1e-2", "tpr_at_1e-3"}  # where no attack can be tried
+        settings = ReportSettings(
+            similarity=self.similarity,
+            scoring=self.scoring,
+            slope=self.slope,
+            rank_model=self.rank_model,
+            bandwidth=self.bandwidth,
+            enrolment=self.enrolment,
+            sizes=self.sizes,
+            families=families,
+            intervals=self.intervals,
+            measures=measures,
+            conversations=self.conversations,
+            has_risk_intervals=has_risk_intervals and self.bandwidth is None,
+        )
         make_attacks = None if self.attacks is None else partial(self._fit_attacks, data)
         report = report_embeddings(data.of_encoder(0), settings, make_attacks)
-        return replace(report, speaker_names=dict(self.speaker_names))
+        return replace(
+            report,
+            speaker_names=dict(self.speaker_names),
+            encoder=" and ".join(encoder.name for encoder in data.encoders if encoder.name),
+            is_encoder_adapted=self.trained_on_protected,
+        )

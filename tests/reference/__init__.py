@@ -2,6 +2,7 @@
 
 from . import (  # noqa: F401
     attacks,
+    conversations,
     isotonic,
     local,
     order,

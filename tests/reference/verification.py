@@ -1,6 +1,7 @@
 """What verification has long reported: Cllr, its minimum, the equal error rate, and linkability."""
 
 from itertools import pairwise
+from math import comb
 
 import numpy as np
 
@@ -103,6 +104,22 @@ def tpr_at_fpr(preds, target, fpr):
             # Of two thresholds that reject as many non-targets, the lower one accepts more targets.
             return 1 - (y0 + (y1 - y0) * (x0 - fpr) / (x0 - x1))
     return 1.0
+
+
+def found_among(preds, target, people=100):
+    """How often the speaker of a target is found among ``people``, others drawn at random; NaN below 1,000 of these.
+
+    The chance of coming first with k of the others tied, and all of the rest below, is shared by lot.
+    """
+    tar, non = split(preds, target)
+    if len(tar) == 0 or len(non) < 1000:
+        return np.nan
+    rates = []
+    for score in tar:
+        below, tied = np.mean(non < score), np.mean(non == score)
+        others = people - 1
+        rates.append(sum(comb(others, k) * tied**k * below ** (others - k) / (k + 1) for k in range(others + 1)))
+    return np.mean(rates)
 
 
 def turn(a, b, c):

@@ -1,21 +1,16 @@
 """One report, from embeddings or from trials: values of the functions, mean scores, profiles, chance levels."""
 
-from itertools import product
-
 import pytest
 import reference
 import torch
-from cases import embeddings, join
 from reports import make_report, make_trials
 from samples import voices
-from torch.nn.functional import normalize
 from torch.testing import assert_close
 
-from vpmetrics import VoicePrivacy
 from vpmetrics import functional as F
 from vpmetrics._identification.identification import chance_mean_d
 from vpmetrics._scores.measures import SCORE_MEASURES, actual_cross_entropy
-from vpmetrics.report.trial_report import ScoredTrials, report_trials
+from vpmetrics.report.trial_report import report_trials
 
 ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 
@@ -40,43 +35,6 @@ def test_calibration_of_another_run_matches_the_function():
         assert_close(report.scalars[f"c_ece_{kind}"], expected, rtol=0, atol=1e-12)
         assert_close(report.scalars[f"cllr_{kind}"], F.cllr(report.transfer.llr[kind], attacked.is_target))
     assert_close(report.transfer.other.scalars["d_ece"], F.zebra_disclosure(*other[:2])["d_ece"])
-
-
-def test_scores_may_have_any_memory_layout():
-    rows = torch.randn(2, 720, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = []
-    for scoring in (
-        lambda a, b: a @ b.mT,
-        lambda a, b: torch.stack([a @ b.mT, torch.zeros(len(a), len(b))], -1)[..., 0],
-    ):
-        metric = VoicePrivacy(attacks=None, scoring=scoring)
-        metric.update(*rows, torch.arange(720) // 6)
-        found.append(metric.report().conditions["OP"].mean_scores())
-    assert_close(*found, rtol=0, atol=1e-12)
-
-
-def test_average_scores_of_embeddings_match_a_loop():
-    rows = join(embeddings())
-    unit = {
-        letter: normalize(rows[side].double()) for letter, side in zip("OP", ("original", "protected"), strict=True)
-    }
-    own = [rows["speakers"] == name for name in rows["speakers"].unique()]
-    for condition, known in make_report(rows).conditions.items():
-        scores = (unit[condition[0]] @ unit[condition[1]].T).fill_diagonal_(torch.nan)  # an utterance and itself
-        expected = torch.stack([torch.stack([scores[i][:, j].nanmean() for j in own]) for i in own])
-        assert_close(known.mean_scores().double(), expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("condition", ["OP", "PP"])
-def test_average_scores_of_trials_match_a_loop(condition):
-    scores, is_target, pairs, _ = make_trials(3, count=200)
-    given = ScoredTrials(scores, is_target, pairs, has_unordered_pairs=condition == "PP")
-    found = report_trials({condition: given}, num_speakers=6).conditions[condition].mean_scores()
-    for i, j in product(range(6), repeat=2):
-        chosen = (pairs[0] == i) & (pairs[1] == j)
-        if condition == "PP":
-            chosen |= (pairs[0] == j) & (pairs[1] == i)
-        assert found[i, j].item() == pytest.approx(scores[chosen].mean().item(), abs=1e-12)
 
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])
@@ -120,7 +78,7 @@ def test_chance_mean_d_matches_uniform_ranks(model, ranks, inputs, tolerance):
 def test_perfect_system_is_at_chance_level(steady):
     tolerances = {"op_linkability": {"rel": 0.25}, "op_mean_d": {"rel": 0.25}, "op_alid": {"abs": 0.02}}
     keys = [key + suffix for key in tolerances for suffix in ("", "_chance")]
-    keys += ["worst_speaker_disclosure", "worst_speaker_chance"]
+    keys += ["worst_speaker_disclosure", "worst_speaker_chance", "worst_speaker_p"]
     reports = []
     for seed in range(12):
         rows = voices(speakers=30, leak=0.0, seed=seed)  # a pseudo-voice per speaker, or noise per utterance
@@ -130,13 +88,16 @@ def test_perfect_system_is_at_chance_level(steady):
     mean = {key: sum(float(each.scalars[key]) for each in reports) / 12 for key in keys}
     for key, tolerance in tolerances.items():
         assert mean[key] == pytest.approx(mean[f"{key}_chance"], **tolerance), key
-    assert mean["worst_speaker_disclosure"] == pytest.approx(mean["worst_speaker_chance"], rel=0.15)
+    if steady:  # voices of one draw of the secret link: the verdict says so
+        return
+    assert mean["worst_speaker_disclosure"] == pytest.approx(mean["worst_speaker_chance"], rel=0.25)
     # One in twenty draws is expected to exceed all permutations.
-    assert sum(each.headline.is_speaker_exposed for each in reports) <= 2
+    assert sum(float(each.scalars["worst_speaker_p"]) <= 0.05 for each in reports) <= 2
 
 
 def test_leaking_system_is_above_chance_level():
-    values = make_report(voices(leak=1.0)).scalars
+    values = make_report(voices(speakers=30, leak=1.0)).scalars
     for key in ("linkability", "mean_d", "alid"):
         assert values[f"op_{key}"] > 1.5 * values[f"op_{key}_chance"], key
     assert values["worst_speaker_disclosure"] > values["worst_speaker_chance"] + 0.1
+    assert values["worst_speaker_p"] == 0.01

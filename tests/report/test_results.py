@@ -154,5 +154,5 @@ def test_a_model_card_has_front_matter_that_the_hub_reads(title):
     values = {metric["type"]: metric["value"] for metric in result["metrics"]}
     assert values["op_d_ece"] == pytest.approx(float(known.scalars["op_d_ece"]), rel=1e-5)
     assert values["disclosure"] >= values["op_d_ece"]
-    assert "leakage" in body
-    assert "high above 0.25 bit, moderate above 0.05 bit" in body
+    assert "leakage" in body.lower()
+    assert "high above 0.12 bit" in " ".join(body.split())

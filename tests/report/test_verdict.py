@@ -1,131 +1,149 @@
-"""Checks: for each a made-up evaluation that triggers it and one that does not."""
+"""The verdict: a decision in four outcomes, from the risks of a person."""
 
-from functools import partial
+import math
+from dataclasses import replace
 
 import pytest
-import torch
-from reports import make_report
-from samples import voices
+from reports import score_report
 
-from vpmetrics.attacks import Plain
-from vpmetrics.report.verdict import check_identical_systems, check_missing_trials
+from vpmetrics._scores.worst_speaker import WorstSpeaker
+from vpmetrics.report.checks import Check
+from vpmetrics.report.headline import Risk
+from vpmetrics.report.verdict import make_headline
 
-report_of = partial(make_report, metrics="headline")
-
-
-def found(report, name):
-    """Status and message of a check; None where it was not made."""
-    return next(((check.status, check.message) for check in report.checks if check.name == name), None)
+LOW, MODERATE, HIGH = (0.005, 0.001, 0.02, 0.001), (0.08, 0.05, 0.11, 0.04), (0.3, 0.25, 0.35, 0.2)
 
 
-def noise(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def risk(name="disclosure_conversation", condition="OP", numbers=LOW, chance=0.006, utterances=5):
+    """A risk from value, ends of its interval and corrected lower end."""
+    value, low, high, low_corrected = numbers
+    limits = {"found_in_100": (0.03, 0.10), "tpr_at_1e-3": (0.01, 0.10)}.get(name, (0.03, 0.12))
+    return Risk(
+        name, condition, value, low, high, chance, *limits, f"{name} of {condition}.", low_corrected,
+        utterances=utterances if name == "disclosure_conversation" else 1, num_speakers=30,
+    )  # fmt: skip
 
 
-def clear(spread=0.3, speakers=30, utterances=6):
-    """Voices that an encoder separates as well as ``spread`` is small, and hidden versions."""
-    rows = voices(speakers=speakers, utterances=utterances, leak=0.0)
-    rows["original"] = noise(speakers, 16)[rows["speakers"]] + spread * noise(len(rows["speakers"]), 16, seed=1)
-    return rows
+def quiet_risks():
+    """All risks of OP and PP, each excluded."""
+    found, rare = (0.01, 0.008, 0.014, 0.006), (0.001, 0.0, 0.003, 0.0)
+    return [
+        *(risk(condition=name) for name in ("OP", "PP")),
+        *(risk("found_in_100", name, found, 0.01) for name in ("OP", "PP")),
+        *(risk("tpr_at_1e-3", name, rare, 0.001) for name in ("OP", "PP")),
+    ]
 
 
-@pytest.mark.parametrize(("spread", "status"), [(0.2, "ok"), (1.0, "warning"), (4.0, "failed")])
-def test_the_encoder_separates_original_speakers(spread, status):
-    given, message = found(report_of(clear(spread)), "encoder")
-    assert given == status
-    assert ("low disclosure proves nothing" in message) == (status == "failed")
+def decide(risks, worst=None, checks=(), shorter=(), has_attacks=True, conditions=("OP", "PP")):
+    """The headline of a report with these risks."""
+    known = score_report(0, 1, 2)
+    scalars = dict(known.scalars)
+    if has_attacks:
+        scalars |= {f"{name.lower()}_attack_speakers": scalars["op_d_ece"] * 0 + 24 for name in conditions}
+    worst = worst or WorstSpeaker(0.05, 3, 0.06, 0.5, scalars["op_d_ece"])
+    report = replace(
+        known, conditions={name: known.conditions[name] for name in conditions}, scalars=scalars, risks=tuple(risks),
+        worst_speaker=worst, checks=tuple(checks), shorter_risks=tuple(shorter), headline=None,
+    )  # fmt: skip
+    return make_headline(report)
 
 
-@pytest.mark.filterwarnings("ignore:.*The result is NaN")
-def test_attackers_need_speakers_to_learn_from():
-    status, message = found(report_of(clear()), "attacks")
-    assert (status, message.startswith("No attack was tried")) == ("warning", True)
-    for speakers, status in ((30, "ok"), (12, "warning"), (5, "failed")):
-        report = report_of(clear(speakers=speakers), attacks=[Plain()])
-        assert found(report, "attacks") is None
-        assert found(report, "attack speakers")[0] == status
+def test_low_needs_every_risk_excluded_and_names_its_length():
+    headline = decide(quiet_risks())
+    assert headline.level == "low"
+    assert headline.verdict == "Low speaker leakage, for up to 5 utterances of one person."
+    assert headline.reasons == ()
 
 
-def test_the_attack_beats_chance():
-    assert found(report_of(voices(speakers=30, leak=1.0), attacks=[Plain()]), "attack on OP") is None
-    rows = clear(speakers=30)
-    for seed in range(20):  # some of which, by chance, disclose less than chance
-        rows["protected"] = noise(*rows["protected"].shape, seed=seed)
-        report = report_of(rows, attacks=[Plain()], intervals=0.95)
-        if report.scalars["op_d_ece_strongest"] <= report.scalars["op_d_ece_chance"]:
-            break
-    status, message = found(report, "attack on OP")
-    assert (status, "no more than chance" in message) == ("ok", True)
-    assert f"excludes more than {report.scalars['op_d_ece_strongest_high']:.3f} bit" in message
+@pytest.mark.parametrize("index", range(6))
+def test_one_risk_that_is_unknown_or_not_excluded_makes_it_inconclusive(index):
+    for numbers in ((math.nan,) * 4, (0.009, 0.0, 0.2, 0.0)):
+        value, low, high, low_corrected = numbers
+        risks = quiet_risks()
+        risks[index] = replace(risks[index], value=value, low=low, high=high, low_corrected=low_corrected)
+        headline = decide(risks)
+        assert headline.level == "inconclusive"
+        assert headline.verdict.startswith("Inconclusive: nothing was found")
 
 
-@pytest.mark.filterwarnings("ignore:.* equal another")
-def test_duplicate_recordings():
-    rows = clear()
-    again = {key: torch.cat([column, column[:5]]) for key, column in rows.items()}
-    status, message = found(report_of(again), "duplicates")
-    assert status == "warning"
-    assert message.startswith("5 original and 5 protected embeddings equal another one of their speaker")
-    ids = torch.cat([torch.arange(len(rows["speakers"])), torch.arange(5)])
-    assert found(report_of(again | {"utterances": ids}), "duplicates")[0] == "ok"
+@pytest.mark.parametrize(("numbers", "level"), [(MODERATE, "moderate"), (HIGH, "high")])
+@pytest.mark.parametrize("index", range(6))
+def test_one_risk_above_chance_decides_by_its_value(index, numbers, level):
+    risks = quiet_risks()
+    value, low, high, low_corrected = numbers
+    risks[index] = replace(risks[index], value=value, low=low, high=high, low_corrected=low_corrected)
+    headline = decide(risks)
+    assert headline.level == level
+    assert headline.verdict == f"{level.capitalize()} speaker leakage."
+    assert headline.reasons == (risks[index].sentence,)
 
 
-def test_checks_of_clear_voices_pass():
-    rows = clear() | {"is_reference": torch.arange(180) % 2 == 0}
-    status = {check.name: check.status for check in report_of(rows).checks}
-    names = ("duplicates", "protected embeddings", "original embeddings", "target trials", "enrolment")
-    assert {name: status.get(name) for name in names} == dict.fromkeys(names, "ok")
-    assert found(report_of(clear()), "enrolment") is None
+def test_a_value_within_chance_is_not_shown_however_large():
+    risks = quiet_risks()
+    risks[0] = risk(numbers=(0.15, 0.05, 0.25, 0.01), chance=0.09)
+    assert decide(risks).level == "inconclusive"
 
 
-@pytest.mark.filterwarnings("ignore:.* equal another", "ignore:.*The result is NaN", "ignore:Linkability")
-@pytest.mark.parametrize("value", [0.0, 1.0])
-def test_collapsed_embeddings(value):
-    rows = clear()
-    rows["protected"] = torch.full_like(rows["protected"], value)
-    report = report_of(rows)
-    message = "All 180 protected embeddings are equal: check the anonymiser and the encoder."
-    assert found(report, "protected embeddings") == ("failed", message)
-    assert found(report, "original embeddings")[0] == "ok"
-
-
-@pytest.mark.parametrize("names", [None, ["p225", "p226", "p227"]])
-def test_one_speaker_holds_most_target_trials(names):
-    labels = torch.tensor([0] * 20 + [1] * 5 + [2] * 5)
-    rows = {"original": noise(30, 8), "protected": noise(30, 8, seed=1), "speakers": labels}
-    rows["speakers"] = labels if names is None else [names[label] for label in labels]
-    status, message = found(report_of(rows), "target trials")
-    assert status == "warning"
-    assert message == f"Speaker {0 if names is None else 'p225'} holds 90% of all target trials."
-
-
-@pytest.mark.filterwarnings("ignore:.*The result is NaN")
 @pytest.mark.parametrize(
-    ("speakers", "message"),
-    [
-        (range(8), "Every speaker has one utterance (8 speakers): add more utterances of each for target trials."),
-        ([7] * 8, "All utterances (8) are of one speaker: add other speakers for non-target trials."),
-    ],
+    ("disclosure", "p", "level"), [(0.3, 0.05, "high"), (0.16, 0.01, "moderate"), (0.3, 0.06, "low")]
 )
-def test_trials_of_one_kind_are_missing(speakers, message):
-    rows = {"original": noise(8, 8), "protected": noise(8, 8, seed=1), "speakers": torch.tensor(speakers)}
-    assert found(report_of(rows), "trials") == ("failed", message)
+def test_somebody_who_is_named_is_a_risk(disclosure, p, level):
+    headline = decide(quiet_risks(), WorstSpeaker(disclosure, 3, 0.06, p, None))
+    assert headline.level == level
+    assert headline.is_speaker_exposed == (p <= 0.05)
+    assert headline.worst_speaker == "3"
+    assert any("Speaker 3 is exposed" in reason for reason in headline.reasons) == (p <= 0.05)
 
 
-def test_enrolment_that_was_not_anonymised():
-    rows = clear()
-    rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0
-    rows["protected"] = torch.where(rows["is_reference"][:, None], rows["original"], rows["protected"])
-    status, message = found(report_of(rows), "enrolment")
-    assert (status, "enrolment was never anonymised" in message) == ("failed", True)
+def test_an_untested_worst_speaker_is_not_low():
+    assert decide(quiet_risks(), WorstSpeaker(0.3, 3, math.nan, math.nan, None)).level == "inconclusive"
 
 
-def test_two_systems_with_identical_scores():
-    reports = {name: report_of(voices(seed=seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))}
-    (check,) = check_identical_systems(reports)
-    assert (check.status, check.message) == ("warning", "a and b have identical scores.")
+def test_a_failed_check_allows_no_low():
+    failed = Check("encoder", "failed", "It hardly tells them apart.")
+    headline = decide(quiet_risks(), checks=[failed])
+    assert (headline.level, headline.reasons) == ("inconclusive", (failed.message,))
+    risks = [*quiet_risks()[1:], risk(numbers=HIGH)]
+    assert decide(risks, checks=[failed]).level == "high"
 
 
-def test_trials_of_a_list_without_embeddings():
-    assert check_missing_trials(0, 1000).status == "ok"
-    assert check_missing_trials(3, 1000) == ("trials", "warning", "3 of 1,000 trials of the list have no embeddings.")
+def test_without_an_attack_nothing_is_low():
+    assert decide(quiet_risks(), has_attacks=False).level == "inconclusive"
+    assert decide([*quiet_risks()[1:], risk(numbers=HIGH)], has_attacks=False).level == "high"
+
+
+def test_shorter_conversations_are_tried_where_longer_ones_do_not_tell():
+    open_risk = (0.02, 0.0, 0.05, 0.0)
+    risks = [risk(numbers=open_risk, utterances=10), *quiet_risks()[1:]]
+    shorter = [risk(condition=name, utterances=5) for name in ("OP", "PP")]
+    headline = decide(risks, shorter=shorter)
+    assert headline.level == "low"
+    assert headline.verdict == (
+        "Low speaker leakage, for up to 5 utterances of one person; for 10 these data cannot tell."
+    )
+    assert decide(risks, shorter=[shorter[0], risk(numbers=open_risk, utterances=5)]).level == "inconclusive"
+    one = [risk("disclosure", name) for name in ("OP", "PP")]
+    assert decide(risks, shorter=one).verdict.startswith("Low speaker leakage, for one utterance of one person")
+
+
+def test_low_in_one_condition_says_which_was_not_tried():
+    only = [each for each in quiet_risks() if each.condition == "OP"]
+    assert "not against enrolment that is protected as well (PP)" in decide(only, conditions=("OP",)).verdict
+    only = [each for each in quiet_risks() if each.condition == "PP"]
+    assert "not against original enrolment (OP)" in decide(only, conditions=("PP",)).verdict
+
+
+def test_inconclusive_says_what_is_not_excluded_and_how_many_speakers_would():
+    risks = [risk(numbers=(0.01, 0.0, 0.05, 0.0)), *quiet_risks()[1:]]
+    # S ((.05 - .01) / (.03 - .01))^2 - S = 90 for 30 speakers.
+    assert decide(risks).verdict == (
+        "Inconclusive: nothing was found; these data do not exclude 0.050 bit; about 90 more speakers would."
+    )
+    risks[0] = risk(numbers=(0.04, 0.0, 0.08, 0.0))
+    assert decide(risks).verdict == "Inconclusive: nothing was found; these data do not exclude 0.080 bit."
+
+
+def test_the_condition_tells_what_the_attacker_needs():
+    headline = decide(quiet_risks(), conditions=("PP",))
+    assert headline.needs == "protected speech of the same people under the same secret"
+    assert decide(quiet_risks(), conditions=("OP",)).needs == "original speech of the same people"

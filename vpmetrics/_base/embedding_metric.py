@@ -28,7 +28,7 @@ from vpmetrics._utterances.utterances import (
     encode_labels,
     pack_utterances,
 )
-from vpmetrics.report.verdict import find_cause
+from vpmetrics.report.checks import find_cause
 
 
 class EmbeddingMetric(PrivacyMetric):

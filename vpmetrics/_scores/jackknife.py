@@ -393,7 +393,7 @@ def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, con
             ends = jackknife_interval(
                 value, replicates, confidence, *bounds, groups.kept_over_dropped, bias.get(key, 0.0)
             )
-            if "tpr_at" not in key:  # of few trials undefined at low FPR, as documented
+            if not entry.needs_many_trials:
                 is_lost.append(ends[0].isnan() & ~value.isnan())
         result |= {f"{key}{suffix}": end for suffix, end in zip(CI_SUFFIXES, ends, strict=True)}
     if is_lost:

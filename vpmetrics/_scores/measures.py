@@ -14,13 +14,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from vpmetrics._scores.score_counts import CountedScores, OrderedScores, ScoresAndSteps, Steps, weighted_mean
+from vpmetrics._scores.score_counts import (
+    CountedScores,
+    OrderedScores,
+    ScoresAndSteps,
+    Steps,
+    StepsOfBothSigns,
+    weighted_mean,
+)
 from vpmetrics._util.dtypes import widen
 from vpmetrics._util.scalar import BITS, FULL_DISCLOSURE, LOG10, PERCENT, PLAIN, TAG, TAG_BOUNDS, TAG_LETTERS, Scalar
 from vpmetrics._util.validation import warn_first
 
 _PROFILE_CELLS = 1 << 14  # cells of the score axis that curves over the prior use
 _TARGETS_PER_BIN, _MOST_BINS = 10, 100  # of the linkability measure, as in its reference implementation
+_FEWEST_OTHERS = 1000  # non-targets from which it is known who is found among 100 people
 _FEWEST_FALSE_ALARMS = 10  # non-targets above a threshold that make its false-alarm rate known
 
 
@@ -191,6 +199,36 @@ def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
     return torch.where(fpr * number.squeeze(-1) < _FEWEST_FALSE_ALARMS, torch.nan, rate)
 
 
+def choose_sign(steps_of_both_signs: StepsOfBothSigns) -> int:
+    """Return 0 where scores disclose at least as much as negated scores, else 1; 0 where neither is defined."""
+    disclosures = torch.stack([expected_disclosure(steps) for steps in steps_of_both_signs])
+    return int(disclosures.detach().nan_to_num(-torch.inf).argmax())
+
+
+def found_among_of_steps(steps: Steps, people: int = 100) -> Tensor:
+    r"""Return how often the speaker of a target trial is found among ``people`` people, the others drawn at random.
+
+    With L the share of non-targets below the score of a target, and G the share below it or equal, a target counts
+
+    .. math::
+        \int_0^1 (L + (G - L) u)^{n - 1} du = \frac{G^n - L^n}{n (G - L)}
+
+    the probability that none of n - 1 others, drawn at random, exceeds it, where ties are resolved by lot. NaN for
+    fewer than 1,000 non-targets.
+    """
+    tied = steps.nontargets if steps.tied is None else steps.tied
+    number = steps.nontargets.sum(-1, keepdim=True)
+    below = steps.nontargets.cumsum(-1) - steps.nontargets
+    share_below = (below / number).clamp(0, 1)
+    share_up_to = ((below + tied) / number).clamp(0, 1)
+    width = share_up_to - share_below
+    is_tied = width > 0
+    mean_of_ties = (share_up_to**people - share_below**people) / (people * torch.where(is_tied, width, 1))
+    chance_of_target = torch.where(is_tied, mean_of_ties, share_below ** (people - 1))
+    rate = weighted_mean(steps.targets, chance_of_target)
+    return torch.where(number.squeeze(-1) < _FEWEST_OTHERS, torch.nan, rate)
+
+
 def linkability_edges(trials: OrderedScores | CountedScores) -> Tensor:
     """Return the edges between the equal bins of the linkability measure, ``(99,)``: infinite beyond the last bin.
 
@@ -268,10 +306,10 @@ SCORE_MEASURES = {
         ScoreMeasure("min_dcf", "min DCF", PLAIN, "high", "minimum detection cost at a prior of 0.01; 1 is perfect "
                      "privacy", _SHARE, function=lambda scored: min_dcf_of_steps(scored.counts.ascending)),
         ScoreMeasure("tpr_at_1e-2", "TPR at FPR 1 %", PERCENT, "low", "share of target trials found at a threshold "
-                     "that 1 % of non-target trials exceed; 1 is perfect privacy", _SHARE,
+                     "that 1 % of non-target trials exceed; 1 is perfect privacy", _SHARE, needs_many_trials=True,
                      function=lambda scored: tpr_at_fpr_of_steps(scored.counts.ascending, 1e-2)),
         ScoreMeasure("tpr_at_1e-3", "TPR at FPR 0.1 %", PERCENT, "low", "share of target trials found at a threshold "
-                     "that 0.1 % of non-target trials exceed; 0.1 is perfect privacy", _SHARE,
+                     "that 0.1 % of non-target trials exceed; 0.1 is perfect privacy", _SHARE, needs_many_trials=True,
                      function=lambda scored: tpr_at_fpr_of_steps(scored.counts.ascending, 1e-3)),
         ScoreMeasure("linkability", "linkability", PLAIN, "low", "share of what can be linked, by score "
                      "(Gómez-Barrero); perfect privacy is its chance level, not 0", _SHARE,

@@ -47,11 +47,24 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
         Scalar("disclosure", "disclosure", BITS, "low", "the largest disclosure to any attacker tried: the strongest "
                "attack on OP, and on PP (with sessions: across); 0 is perfect privacy, 0.721 full disclosure",
                _DISCLOSURE),
+        Scalar("disclosure_conversation", "disclosure of a conversation", BITS, "low", "the same from several "
+               "utterances of one person together, as many as conversation_utterances says", _DISCLOSURE,
+               needs_many_trials=True),
+        _Level("conversation_utterances", "utterances of a conversation", COUNT, None, "how many utterances of one "
+               "person the attacker averages; undefined where too few speakers have two conversations"),
+        Scalar("found_in_100", "beats 99 random others", PERCENT, "low", "how often the attacker finds the right one "
+               "of 100 people by one utterance, the others drawn at random; 1 is perfect privacy", _SHARE,
+               needs_many_trials=True),
+        Scalar("found_in_100_conversation", "conversation beats 99 random others", PERCENT, "low", "the same by a "
+               "conversation; 1 is perfect privacy", _SHARE,
+               needs_many_trials=True),
         _Level("worst_speaker_disclosure", "worst speaker", BITS, "low", "the largest disclosure of one speaker's own "
-               "OP trials, in either direction, calibrated on these alone; compare its chance level",
+               "trials, in either direction, calibrated on these alone, after the attack; compare its chance level",
                _DISCLOSURE),
         _Level("worst_speaker_chance", "worst speaker by chance", BITS, None, "what the largest of as many speakers "
                "reaches with speakers permuted", _DISCLOSURE),
+        _Level("worst_speaker_p", "p of the worst speaker", PLAIN, None, "how often the largest of as many speakers "
+               "reaches as much by chance; up to 0.05 the speaker is named", _SHARE),
     ),
     "system": (
         Scalar("deid", "DeID", PERCENT, "high", "de-identification: how much of the diagonal dominance of the original "
@@ -109,6 +122,12 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
                "fused, fitted and weighed on other speakers; never below plain comparison in either direction",
                _DISCLOSURE),
         Scalar("eer_strongest", "strongest EER", PERCENT, "high", "equal error rate of the fused attacker", (0.0, 0.5)),
+        Scalar("tpr_at_1e-2_strongest", "strongest TPR at FPR 1 %", PERCENT, "low", "share of target trials that the "
+               "fused attacker finds at a threshold that 1 % of non-target trials exceed; 1 is perfect privacy", _SHARE,
+               needs_many_trials=True),
+        Scalar("tpr_at_1e-3_strongest", "strongest TPR at FPR 0.1 %", PERCENT, "low", "the same for 0.1 % of the "
+               "non-target trials; 0.1 is perfect privacy", _SHARE,
+               needs_many_trials=True),
         _Level("d_ece_chance", "D_ECE by chance", BITS, None, "what the fused attacker finds with speakers "
                "permuted"),
         _Level("attack_speakers", "speakers fitted on", COUNT, None, "how many speakers each attack was fitted on; "
@@ -121,6 +140,21 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
                "speech is of one speaker"),
         _Level("d_ece_pairs", "D_ECE, needs pairs", BITS, "low", "the same to one who also has the original speech, "
                "that is, the anonymiser"),
+    ),
+    "found": (
+        Scalar("found_in_100", "beats 99 random others", PERCENT, "low", "how often the attacker finds the right one "
+               "of 100 people by one utterance, the others drawn at random; 1 is perfect privacy", _SHARE,
+               needs_many_trials=True),
+    ),
+    "conversation": (
+        Scalar("d_ece_conversation", "D_ECE of a conversation", BITS, "low", "expected disclosure of several "
+               "utterances of one person together, to the same attackers", _DISCLOSURE,
+               needs_many_trials=True),
+        _Level("d_ece_conversation_chance", "D_ECE of a conversation by chance", BITS, None, "the same with speakers "
+               "permuted"),
+        Scalar("found_in_100_conversation", "conversation beats 99 random others", PERCENT, "low", "how often the "
+               "attacker finds the right one of 100 people by a conversation; 1 is perfect privacy", _SHARE,
+               needs_many_trials=True),
     ),
     "population": (
         Scalar("rate", "found among {}", PERCENT, "low", "share of conversations whose speaker is the most similar of "
@@ -158,17 +192,59 @@ FAMILIES = {family: tuple(replace(entry, family=family) for entry in entries) fo
 OF_POPULATION = ("population", "attacked_population")
 OF_SYSTEM = ("headline", "system", "relative")
 OF_CONDITION = ("score", "chance", "matrix", "rank", "local", "speaker")
+OF_RISKS = ("found", "conversation")  # of conditions in which speakers should be hidden
 _REQUIRED = {  # families that numbers of the whole system are computed from
     "deid": (("OO", "matrix"), ("OP", "matrix")),
     "gvd": (("OO", "matrix"), ("PP", "matrix")),
-    "disclosure": (("OP", "attack"),),  # and of PP or, with sessions, across
-    "worst_speaker_disclosure": (("OP", "worst"),),
-    "worst_speaker_chance": (("OP", "worst"),),
     **{entry.key: tuple((name, "score") for name in WITHOUT_SESSIONS) for entry in FAMILIES["relative"]},
 }
-_BY_KEY = {entry.key: entry for entries in FAMILIES.values() for entry in entries}
+# Families that the larger of OP and PP (with sessions: across) is computed from.
+_REQUIRED_WHERE_HIDDEN = {
+    "disclosure": "attack",
+    "disclosure_conversation": "conversation",
+    "conversation_utterances": "conversation",
+    "found_in_100": "found",
+    "found_in_100_conversation": "conversation",
+    "worst_speaker_disclosure": "worst",
+    "worst_speaker_chance": "worst",
+    "worst_speaker_p": "worst",
+}
+_BY_KEY_OF_SYSTEM: dict[str, Scalar] = {}
+_BY_KEY_OF_CONDITION: dict[str, Scalar] = {}
+for _family, _entries in FAMILIES.items():
+    _entry_by_key = _BY_KEY_OF_SYSTEM if _family in OF_SYSTEM else _BY_KEY_OF_CONDITION
+    _entry_by_key.update({_entry.key: _entry for _entry in _entries})
+_BY_KEY = _BY_KEY_OF_CONDITION | _BY_KEY_OF_SYSTEM
 _OF_SIZE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_strongest)?(_error)?")
-_HEADLINE = ("d_ece", "d_ece_strongest", "d_ece_chance", "eer", "eer_strongest", "linkability", "mean_d", "id_rate")
+_HEADLINE_OF_SYSTEM = (
+    "disclosure",
+    "disclosure_conversation",
+    "conversation_utterances",
+    "found_in_100",
+    "found_in_100_conversation",
+    "deid",
+    "gvd",
+    "worst_speaker_disclosure",
+    "worst_speaker_chance",
+)
+_HEADLINE_OF_CONDITION = (
+    "d_ece",
+    "d_ece_strongest",
+    "d_ece_chance",
+    "eer",
+    "eer_strongest",
+    "tpr_at_1e-3_strongest",
+    "linkability",
+    "mean_d",
+    "id_rate",
+)
+
+
+def hidden_conditions(conditions: Iterable[str]) -> list[str]:
+    """Return the conditions in which speakers should be hidden: OP, and PP or with sessions across; also unnamed."""
+    names = list(conditions)
+    protected = "across" if "across" in names else "PP"
+    return [name for name in ("OP", protected, "") if name in names]
 
 
 def scalar_key(condition: str, key: str) -> str:
@@ -189,7 +265,7 @@ def scalar(key: str) -> Scalar:
         >>> scalar("op_eer").title, scalar("op_eer").direction, scalar("op_eer").show(0.125)
         ('EER [%]', 'high', '12.50')
     """
-    if (entry := _find_entry_of_bare_key(key)) is not None:
+    if (entry := _find_entry_of_bare_key(key, _BY_KEY)) is not None:
         return entry
     for suffix, name in zip(CI_SUFFIXES, ("from", "to"), strict=True):
         if key.endswith(suffix):
@@ -197,17 +273,17 @@ def scalar(key: str) -> Scalar:
             return replace(inner, key=key, heading=f"{inner.heading} {name}")
     prefix, _, rest = key.partition("_")
     for condition in CONDITION_TITLES:
-        entry = _find_entry_of_bare_key(rest) if prefix == condition.lower() else None
-        if entry is not None and entry.family not in OF_SYSTEM:
+        entry = _find_entry_of_bare_key(rest, _BY_KEY_OF_CONDITION) if prefix == condition.lower() else None
+        if entry is not None:
             return replace(entry, key=key, condition=condition)
     raise KeyError(key)
 
 
-def _find_entry_of_bare_key(bare_key: str) -> Scalar | None:
+def _find_entry_of_bare_key(bare_key: str, entry_by_key: Mapping[str, Scalar]) -> Scalar | None:
     """Return the entry of a key without condition and ``_low`` or ``_high``; its number of people is in the heading."""
     match = _OF_SIZE.fullmatch(bare_key)
     if match is None:
-        entry = _BY_KEY.get(bare_key)
+        entry = entry_by_key.get(bare_key)
         return None if entry is None or "{}" in entry.heading else entry
     kind, size, strongest, error = match.groups(default="")
     entry = _BY_KEY.get(kind + strongest)
@@ -229,7 +305,7 @@ def utility_direction(name: str) -> str:
     return "low" if re.search(r"(?<![a-z])([a-z]er|mcd|rmse|loss|error)(?![a-z])", name.lower()) else "high"
 
 
-def required_families(keys: Iterable[str]) -> frozenset[tuple[str, str]]:
+def required_families(keys: Iterable[str], has_sessions: bool = False) -> frozenset[tuple[str, str]]:
     """Return the pairs of condition and family that must be computed for these keys.
 
     Example:
@@ -238,7 +314,11 @@ def required_families(keys: Iterable[str]) -> frozenset[tuple[str, str]]:
     """
     pairs: set[tuple[str, str]] = set()
     for entry in map(scalar, keys):
-        pairs.update(_REQUIRED.get(entry.key, ((entry.condition, entry.family),)))
+        if entry.key in _REQUIRED_WHERE_HIDDEN:
+            family = _REQUIRED_WHERE_HIDDEN[entry.key]
+            pairs.update([("OP", family), ("across" if has_sessions else "PP", family)])
+        else:
+            pairs.update(_REQUIRED.get(entry.key, ((entry.condition, entry.family),)))
     return frozenset(pairs)
 
 
@@ -272,13 +352,13 @@ def headline_keys(has_attacks: bool = True, has_sessions: bool = False) -> tuple
 
     Example:
         >>> len(headline_keys()), len(headline_keys(has_sessions=True))
-        (23, 25)
+        (29, 31)
     """
-    keys = [key for key in _HEADLINE if has_attacks or _BY_KEY[key].family != "attack"]
-    named = [scalar_key(name, key) for name in ("OP", "across" if has_sessions else "PP") for key in keys]
-    named += [scalar_key("within", key) for key in ("d_ece", "eer")] if has_sessions else []
-    first = ("disclosure", "deid", "gvd", "worst_speaker_disclosure", "worst_speaker_chance")
-    return (*first, *named, "op_l_w", "op_tag")
+    of_condition = [key for key in _HEADLINE_OF_CONDITION if has_attacks or _BY_KEY[key].family != "attack"]
+    named = [scalar_key(name, key) for name in ("OP", "across" if has_sessions else "PP") for key in of_condition]
+    if has_sessions:
+        named += ["within_d_ece", "within_eer"]
+    return (*_HEADLINE_OF_SYSTEM, *named, "op_l_w", "op_tag")
 
 
 def bare_population_keys(keys: Iterable[str]) -> tuple[str, ...]:
@@ -316,13 +396,16 @@ def scalar_keys(
     """Return the keys of all numbers of some conditions in the order of a report.
 
     Example:
-        >>> scalar_keys(("OP",))[5:8]
+        >>> scalar_keys(("OP",))[10:13]
         ('op_d_ece', 'op_d_ece_reversed', 'op_l_w')
     """
     keys = [entry.key for family in ("headline", "system") for entry in FAMILIES[family]]
+    hidden = hidden_conditions(conditions)
     for condition in conditions:
         # Original speech is not attacked.
         families = (*OF_CONDITION, "attack") if has_attacks and condition != "OO" else OF_CONDITION
+        if condition in hidden:
+            families = (*families, *OF_RISKS)
         of_condition = [entry.key for family in families for entry in FAMILIES[family]]
         of_condition += ["c_ece"] if has_sessions and condition == "OP" else []
         of_condition += _population_keys(condition, sizes, has_attacks) if sizes else []

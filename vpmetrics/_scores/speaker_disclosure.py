@@ -10,20 +10,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.condition_scores import ConditionScores
-from vpmetrics._scores.jackknife import CountingCells
-from vpmetrics._scores.measures import d_ece_term, expected_disclosure, linkability_of_bins
+from vpmetrics._scores.measures import d_ece_term
 from vpmetrics._scores.pair_blocks import PairBlocks
-from vpmetrics._scores.score_counts import Finder, steps_of_both_signs
-from vpmetrics._util.dtypes import wide_dtype, widen
-from vpmetrics._utterances.utterances import add_counts
+from vpmetrics._scores.score_counts import Finder
+from vpmetrics._util.dtypes import wide_dtype
 
 if TYPE_CHECKING:
     from vpmetrics._identification.identification import Identification
-
-_PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
-_PERMUTED_ENTRIES = 1 << 24  # of embeddings of permuted test rows that are compared at once
-_MOST_PAIRS = 1 << 20  # non-target pairs that are counted by speaker
-_MOST_COUNTS = 1 << 22  # that are calibrated at once
 
 
 class TrialSideDisclosure(NamedTuple):
@@ -139,19 +132,6 @@ def average_bits_by_speaker(identification: Identification) -> SpeakerIdentifica
     return SpeakerIdentification(names, inputs, *(sums / inputs))
 
 
-class SelfCalibratedDisclosure(NamedTuple):
-    """D_ECE of each tested speaker's trials, calibrated on these alone, and the chance level of the largest of them.
-
-    ``d_ece`` ``(S,)``: by speaker index, for the sign of scores that discloses more. ``chance``: the largest of all
-    speakers with speakers permuted, the mean over permutations. ``most_by_chance``: the largest over permutations. Both
-    are NaN where no group has three speakers.
-    """
-
-    d_ece: Tensor
-    chance: Tensor
-    most_by_chance: Tensor
-
-
 def find_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest number and its index, as a floating number; NaN for both where there is none."""
     values = pad(values, (0, 1), value=math.nan)
@@ -174,63 +154,3 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
         for key in ("mean_d", "alid"):
             scalars[f"worst_speaker_{key}"], _ = find_largest(getattr(identified, key))
     return scalars
-
-
-def count_targets_per_permutation(pairs: PairBlocks, cells: CountingCells) -> Tensor:
-    """Return the target trials per permutation, tested speaker and cell, ``(K, S, C)``; at most 19 are counted."""
-    shape = max(0, min(_PERMUTATIONS, pairs.num_speakers - 1)), pairs.num_speakers, cells.num_cells
-    counts = torch.zeros(math.prod(shape), dtype=torch.int64, device=cells.edges.device)
-    at_once = max(1, _PERMUTED_ENTRIES // max(1, pairs.test.embeddings.numel()))
-    for first in range(0, shape[0], at_once):
-        permuted, speaker, shift = pairs.permute_speakers(range(first + 1, min(first + at_once, shape[0]) + 1))
-        first_slot = ((shift - 1) * pairs.num_speakers + speaker) * cells.num_cells
-        for group in permuted.row_groups():
-            for block in permuted.blocks(group, has_targets=True):
-                add_counts(counts, (cells.find_cells(block.scores) + first_slot[block.columns])[block.is_target])
-    return pairs.processes.all_reduce(counts)[0].view(shape)
-
-
-def compute_self_calibrated_disclosure(
-    pairs: PairBlocks, cells: CountingCells, permuted_targets: Tensor
-) -> SelfCalibratedDisclosure:
-    """Return the disclosure of each tested speaker's trials, calibrated on these alone, and its chance level."""
-    shape, thinned = permuted_targets.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
-    targets = torch.zeros(shape.numel(), dtype=torch.int64, device=cells.edges.device)
-    for target_scores, speaker_index in pairs.target_scores():
-        add_counts(targets, cells.find_cells(target_scores) + cells.num_cells * speaker_index)
-    nontargets = torch.zeros_like(targets)
-    for block in thinned:
-        slots = cells.find_cells(block.scores) + cells.num_cells * thinned.test.speaker_index[block.columns]
-        if block.is_target is not None and block.is_trial is not None:
-            slots = slots[~block.is_target & block.is_trial]
-        add_counts(nontargets, slots)
-    (nontargets,) = thinned.processes.all_reduce(nontargets)
-    targets, nontargets = (widen(counts).view(shape) for counts in (targets, nontargets))
-    # The cells have a place for scores that are NaN, too.
-    is_undefined = torch.stack(cells.trials.span_or_nan()).isnan().any()
-    values = _better_sign_disclosure(targets, nontargets).masked_fill(is_undefined, torch.nan)
-    if len(permuted_targets) == 0:
-        return SelfCalibratedDisclosure(values, *values.new_full((2,), torch.nan))
-    # Permuted targets are also among the non-targets of this speaker: count them once.
-    share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
-    for taken in widen(permuted_targets).split(max(1, _MOST_COUNTS // max(1, shape.numel()))):
-        by_chance = _better_sign_disclosure(taken, (nontargets - share * taken).clamp(min=0))
-        largest += [find_largest(each)[0] for each in by_chance]
-    by_chance = torch.stack(largest).masked_fill(is_undefined, torch.nan)
-    return SelfCalibratedDisclosure(values, by_chance.nanmean(), find_largest(by_chance)[0])
-
-
-def _better_sign_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return D_ECE of counts ``(..., C)`` by cell, for scores or for negated scores: the larger one."""
-    return torch.stack([expected_disclosure(steps) for steps in steps_of_both_signs(targets, nontargets)]).amax(0)
-
-
-def linkability_chance_level(scores: ConditionScores, cells: CountingCells, permuted_targets: Tensor) -> Tensor:
-    """Return the linkability with speakers permuted, the mean over all permutations."""
-    edges = cells.linkability_edges
-    nontargets = widen(scores.trials.count_between(edges))[0]
-    bin_of_cell = torch.bucketize(cells.values, widen(edges), right=True)
-    targets = nontargets.new_zeros(len(permuted_targets), len(nontargets))
-    targets.index_add_(1, bin_of_cell, widen(permuted_targets.sum(1)))
-    value = linkability_of_bins(torch.stack([nontargets.expand_as(targets), targets])).nanmean()
-    return torch.where(edges[0].isnan(), torch.nan, value)

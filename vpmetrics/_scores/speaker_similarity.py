@@ -86,11 +86,6 @@ def compute_matrices(
     return SimilarityMatrices(oo, op, pp, data.speakers[order])
 
 
-def mean_score_matrix(pairs: PairBlocks) -> Tensor:
-    """Return the mean score of every pair of speakers, ``(S, S)``."""
-    return _join_rows(pairs, _pair_means(pairs, lambda scores: scores))
-
-
 def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> Tensor:
     """Return the matrix ``(S, S)`` of the rows of all processes; within one side with both halves."""
     device = pairs.enrolment.speaker_index.device

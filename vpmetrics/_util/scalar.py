@@ -62,6 +62,7 @@ class Scalar:
 
     ``direction`` is where privacy lies: ``"low"``, ``"high"``, or None for neither. ``has_interval``: whether leaving
     speakers out gives a confidence interval; not of extremes, chance levels, single speakers and names.
+    ``needs_many_trials``: whether it is undefined, without a warning, where there are few trials.
     ``is_limited_by_speakers``: whether it cannot exceed log2 of the number of speakers.
     """
 
@@ -74,6 +75,7 @@ class Scalar:
     has_interval: bool = True
     is_limited_by_speakers: bool = False
     is_bias_corrected: bool = False
+    needs_many_trials: bool = False
     family: str = ""
     condition: str = ""
 

@@ -19,6 +19,7 @@ class WeightedRows:
     """Rows of some attacks, ``(..., A, R, d)`` of each side, with what their scores weigh in the fused one.
 
     ``weight``, ``mean``, ``deviation`` ``(A,)``: weight of the standardised score; mean and deviation of the scores.
+    ``chance_weight`` ``(A,)``: the weight with speakers permuted.
     """
 
     enrolment: Tensor
@@ -27,6 +28,7 @@ class WeightedRows:
     mean: Tensor
     deviation: Tensor
     is_cosine: bool = True
+    chance_weight: Tensor | None = None
 
     def average(self, enrolment_members: Tensor, test_members: Tensor) -> WeightedRows:
         """Return the rows of conversations, standardised anew, see :meth:`FoldRows.average`."""
@@ -37,9 +39,15 @@ class WeightedRows:
         deviation = scores.std((0, 2, 3), correction=0)
         return replace(self, enrolment=enrolment, test=test, mean=mean, deviation=deviation)
 
-    def join(self) -> tuple[Tensor, Tensor]:
-        """Return enrolment rows ``(..., R, E)`` and test rows of the weighted sum of standardised scores."""
-        scale = torch.where(self.deviation > 0, self.weight / self.deviation.clamp(min=1e-30), 0)
+    def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
+        """Return enrolment rows ``(..., R, E)`` and test rows of the weighted sum of standardised scores.
+
+        With ``is_permuted`` weights are those that were fitted with speakers permuted.
+        """
+        weight = self.weight
+        if is_permuted and self.chance_weight is not None:
+            weight = self.chance_weight
+        scale = torch.where(self.deviation > 0, weight / self.deviation.clamp(min=1e-30), 0)
         offset = -(scale * self.mean).sum()
         enrolment = (self.enrolment * scale[:, None, None]).transpose(-3, -2).flatten(-2)
         test = self.test.transpose(-3, -2).flatten(-2)
@@ -73,6 +81,13 @@ class FoldRows:
     def test_rows(self) -> Tensor:
         """Rows ``(B, E)``."""
         return torch.cat([part.join()[1] for part in self.parts], dim=-1)
+
+    def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the rows of both sides; with ``is_permuted`` by the weights of permuted speakers."""
+        sides = [part.join(is_permuted) for part in self.parts]
+        enrolment_rows = torch.cat([enrolment for enrolment, _ in sides], dim=-1)
+        test_rows = torch.cat([test for _, test in sides], dim=-1)
+        return enrolment_rows, test_rows
 
     def average(self, enrolment_members: Tensor, test_members: Tensor) -> FoldRows:
         """Return rows of conversations, several draws of them at once.

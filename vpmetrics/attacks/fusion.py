@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.condition_scores import collect_pair_scores
-from vpmetrics._scores.measures import eer_of_steps, expected_disclosure
+from vpmetrics._scores.measures import eer_of_steps, expected_disclosure, found_among_of_steps, tpr_at_fpr_of_steps
 from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns
 from vpmetrics._scores.scorers import FEW_PAIRS, SCORERS
@@ -63,7 +63,13 @@ if TYPE_CHECKING:
 PROFILE_KEYS = ("nothing", "protected", "labelled", "pairs")
 """How keys of the profiles end: ``op_d_ece_pairs``."""
 
-_MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_steps}
+_MEASURES: dict[str, Callable[[Steps], Tensor]] = {
+    "d_ece_strongest": expected_disclosure,
+    "eer_strongest": eer_of_steps,
+    "tpr_at_1e-2_strongest": partial(tpr_at_fpr_of_steps, fpr=1e-2),
+    "tpr_at_1e-3_strongest": partial(tpr_at_fpr_of_steps, fpr=1e-3),
+    "found_in_100": found_among_of_steps,
+}
 _BINS = 1 << 14  # of the fused score
 _CELLS = 1 << 10  # of the axis that replicates are counted in
 _OWN_BINS, _OWN_RANGE = 1 << 10, 6.0  # of the standardised scores of single attacks
@@ -307,8 +313,9 @@ class FusedAttacker:
                     cached.clear()
                     cached[chunk] = self._compare(fusion, self._chunks(fusion)[chunk])
                 weights = fusion.weights[cell, 2 * number + is_permuted]
+                weights_by_chance = fusion.weights[cell, 2 * number + 1]
                 inside = cell - chunk * cells_per_chunk
-                return self._make_fold_rows(fusion, sides, cached[chunk], cell, inside, weights)
+                return self._make_fold_rows(fusion, sides, cached[chunk], cell, inside, (weights, weights_by_chance))
 
         return FoldRowsOfCondition(len(fusion.mean), make)
 
@@ -319,7 +326,7 @@ class FusedAttacker:
         blocks: Sequence[FeatureBlock],
         cell: int,
         cell_in_chunk: int,
-        weights: Tensor,
+        weights: tuple[Tensor, Tensor],
     ) -> FoldRows:
         is_row = fusion.enrolment[0].is_row[cell]
         is_column = fusion.test[0].is_row[cell]
@@ -330,10 +337,10 @@ class FusedAttacker:
             rows, columns = block.select_cell(cell_in_chunk)
             columns = columns[:, is_column][..., is_column] if block.matrix is not None else columns[:, is_column]
             rows = rows[:, is_row][..., is_column] if block.matrix is not None else rows[:, is_row]
-            index = torch.tensor(list(block.features), device=weights.device)
-            of_features = (weights[index], fusion.mean[cell, index], fusion.deviation[cell, index])
-            weight, mean, deviation = (values.to(rows) for values in of_features)
-            parts.append(WeightedRows(rows, columns, weight, mean, deviation, block.is_cosine))
+            index = torch.tensor(list(block.features), device=fusion.mean.device)
+            weight, chance_weight = (values[index].to(rows) for values in weights)
+            mean, deviation = (values[cell, index].to(rows) for values in (fusion.mean, fusion.deviation))
+            parts.append(WeightedRows(rows, columns, weight, mean, deviation, block.is_cosine, chance_weight))
         return FoldRows(enrolment, test, parts)
 
     # --- Fitting

@@ -20,9 +20,9 @@ from vpmetrics.cli.options import RecordingOptions
 from vpmetrics.readers.embeddings import Column, Embeddings, mark_listed_references
 from vpmetrics.readers.options import RowOptions
 from vpmetrics.readers.progress import show_progress
+from vpmetrics.report.checks import OK, WARNING, Check
 from vpmetrics.report.outputs import Sample
 from vpmetrics.report.privacy_report import EvaluatedSystem
-from vpmetrics.report.verdict import OK, WARNING, Check
 
 if TYPE_CHECKING:
     from vpmetrics.audio.embedding import PairedEmbeddings

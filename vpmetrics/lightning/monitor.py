@@ -35,8 +35,8 @@ from vpmetrics.lightning.trainers import (
     suffix_first_component,
     warn_of_spawned_processes,
 )
+from vpmetrics.report.checks import FAILED
 from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
-from vpmetrics.report.verdict import FAILED
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")

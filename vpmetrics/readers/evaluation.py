@@ -22,9 +22,9 @@ from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.readers.embeddings import Embeddings
 from vpmetrics.readers.trial_files import Trials, index_names, read_attributes
+from vpmetrics.report.checks import explain_missing_trials
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem
 from vpmetrics.report.trial_report import ScoredTrials, report_trials
-from vpmetrics.report.verdict import explain_missing_trials
 from vpmetrics.suite import VoicePrivacy
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from vpmetrics.readers.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.readers.options import RowOptions
 from vpmetrics.readers.progress import SetDone, show_progress
 from vpmetrics.readers.trial_files import Trials, index_names, read_first_column, read_key, read_map
+from vpmetrics.report.checks import Check, check_missing_trials
 from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
-from vpmetrics.report.verdict import Check, check_missing_trials, disclosure_keys, make_headline
+from vpmetrics.report.verdict import disclosure_keys, make_headline
 from vpmetrics.suite import VoicePrivacy
 
 NOT_GIVEN = Column(np.zeros((0, 0)), [], "--original, which was not given")
@@ -346,5 +347,16 @@ def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedS
     # The list alone was not attacked; the pairs of its utterances may have been.
     listed = [check for check in system.report.checks if check.name != "attacks" or not report.attacks]
     checks = tuple({check.name: check for check in (*listed, *report.checks)}.values())
-    merged = replace(system.report, scalars=scalars, conditions=conditions, attacks=report.attacks, checks=checks)
+    merged = replace(
+        system.report,
+        scalars=scalars,
+        conditions=conditions,
+        attacks=report.attacks,
+        checks=checks,
+        risks=report.risks or system.report.risks,
+        shorter_risks=report.shorter_risks,
+        worst_speaker=report.worst_speaker,
+        speakers=report.speakers,
+        speaker_names=report.speaker_names,
+    )
     return replace(system, report=replace(merged, headline=make_headline(merged)))

@@ -12,6 +12,7 @@ from vpmetrics._scores.jackknife import Difference, paired_difference
 from vpmetrics._scores.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._util.inputs import InputError, quote
 from vpmetrics._util.scalar import closest_or_known_names
+from vpmetrics.report.checks import Check, check_identical_systems
 from vpmetrics.report.privacy_report import EvaluatedSystem, choose_original_name
 from vpmetrics.report.summary import (
     MOST_BITS,
@@ -35,7 +36,6 @@ from vpmetrics.report.tables import (
     scalar_cell,
     value_cell,
 )
-from vpmetrics.report.verdict import Check, check_identical_systems
 
 # A key without its condition stands for all conditions there are, "utility" for all utilities.
 PRESETS = {

@@ -2,124 +2,184 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from vpmetrics._scores.condition_scores import ConditionScores
-from vpmetrics._scores.jackknife import CountingCells, Jackknife, JackknifeGroups, group_speakers, join_jackknives
-from vpmetrics._scores.pair_blocks import PairBlocks
-from vpmetrics._scores.speaker_disclosure import (
-    SelfCalibratedDisclosure,
-    compute_self_calibrated_disclosure,
-    count_targets_per_permutation,
-    linkability_chance_level,
-)
-from vpmetrics._scores.speaker_similarity import mean_score_matrix
+from vpmetrics._identification.conversations import LENGTHS, choose_length
+from vpmetrics._scores.jackknife import Jackknife, JackknifeGroups, group_speakers, join_jackknives
+from vpmetrics._scores.registry import hidden_conditions, scalar_key
+from vpmetrics._scores.worst_speaker import WorstSpeaker, find_worst_speaker
 from vpmetrics._util.dtypes import result_dtype
 from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
 from vpmetrics._utterances.utterances import EvaluationData
+from vpmetrics.report.headline import Risk
 from vpmetrics.report.identification_scalars import identify_all_groups
 from vpmetrics.report.parts import (
+    ATTACKED_PARTS,
+    RISK_PARTS,
+    AttacksPart,
+    FoldsOfCondition,
     IdentificationPart,
     Part,
     ReportSettings,
+    ScoresPart,
     compute_attacks,
     compute_calibration,
+    compute_conversations,
+    compute_found,
+    compute_linkability_chance,
     compute_population,
     compute_scores,
     compute_similarity,
     compute_speakers,
     form_all_pairs,
+    form_folds,
     score_pairs,
     summarise_pairs,
 )
 from vpmetrics.report.privacy_report import ConditionReport, PrivacyReport, join_conditions
+from vpmetrics.report.verdict import MAIN_RISKS, collect_risks
 
 if TYPE_CHECKING:
     from vpmetrics.attacks.fusion import FusedAttacker
 
-_SPEAKER_CELLS = 1 << 8  # of the score axis that trials of single speakers are counted in
+
+@dataclass(frozen=True, eq=False)
+class _ComputedCondition:
+    """The report of a condition, and what risks of the whole system are computed from."""
+
+    report: ConditionReport
+    parts: frozenset[Part]
+    folds: FoldsOfCondition | None
+    groups: JackknifeGroups | None
+
+
+class _Collected:
+    """Scalars and replicates of the parts of a condition that were computed so far."""
+
+    def __init__(self) -> None:
+        self.scalars: dict[str, Tensor] = {}
+        self.jackknives: list[Jackknife] = []
+
+    def add(self, scalars: Mapping[str, Tensor], replicates: Jackknife | None = None) -> None:
+        """Add the scalars of a part, and its replicates where it has any."""
+        self.scalars |= scalars
+        if replicates is not None:
+            self.jackknives.append(replicates)
+
+    def join_jackknives(self) -> Jackknife | None:
+        """Return the replicates of all parts; None where no part has any."""
+        return join_jackknives(self.jackknives) if self.jackknives else None
 
 
 def report_condition(
-    data: EvaluationData, condition: Condition, settings: ReportSettings, attacks: FusedAttacker | None = None
-) -> ConditionReport:
-    """Return the report of one condition: its score measures, and the parts that are needed."""
-    parts = settings.parts_of(condition.name)
+    data: EvaluationData,
+    condition: Condition,
+    settings: ReportSettings,
+    parts: frozenset[Part],
+    attacks: FusedAttacker | None = None,
+    length: int | None = None,
+) -> _ComputedCondition:
+    """Return the report of one condition: its score measures, and the parts that are needed.
+
+    ``length``: how many utterances a conversation has; None where there are none.
+    """
     groups = None if settings.intervals is None else group_speakers(data)
+    risk_groups = group_speakers(data) if settings.has_risk_intervals else groups
+    collected = _Collected()
     pairs = form_all_pairs(data, condition, settings)
     scores = score_pairs(pairs, condition, settings)
-    scalars: dict[str, Tensor] = {}
-    jackknives: list[Jackknife | None] = []
-
-    # First, since it needs the most memory.
-    worst_speaker = None
-    if {Part.WORST_SPEAKER, Part.LINKABILITY_CHANCE} & parts and settings.bandwidth is None:
-        chance, worst_speaker = _permute_speakers(pairs, scores, condition, data.speakers, parts)
-        scalars |= chance
 
     similarity = None
     if Part.SIMILARITY in parts:
         similarity = summarise_pairs(pairs, scores, settings)
-    scored = compute_scores(pairs, scores, data.speakers, groups, settings, similarity)
-    scalars = scored.scalars | scalars
-    jackknives.append(scored.replicates)
+    replicated_similarity = None if groups is None else similarity
+    scored = compute_scores(pairs, scores, data.speakers, risk_groups, settings, replicated_similarity)
+    collected.add(scored.scalars, scored.replicates)
+    if Part.LINKABILITY_CHANCE in parts and settings.bandwidth is None:
+        collected.add({"linkability_chance": compute_linkability_chance(data, condition, settings, scores)})
 
     matrix_part = None
     if similarity is not None:
-        matrix_part = compute_similarity(similarity, scored, data.speakers, settings)
-        scalars |= matrix_part.scalars
-        jackknives.append(matrix_part.replicates)
+        matrix_part = compute_similarity(similarity, scored, data.speakers, settings, has_replicates=groups is not None)
+        collected.add(matrix_part.scalars, matrix_part.replicates)
 
     identification_part = None
     if {Part.RANKS, Part.LOCAL, Part.SPEAKERS} & parts:
         identification_part = _compute_identification(data, condition, settings, parts, groups)
-        scalars |= identification_part.scalars
-        jackknives.append(identification_part.replicates)
+        collected.add(identification_part.scalars, identification_part.replicates)
 
     speakers_part = None
     if Part.SPEAKERS in parts and identification_part is not None:
         speakers_part = compute_speakers(pairs, scores, data.speakers, identification_part.identification)
-        scalars |= speakers_part.scalars
+        collected.add(speakers_part.scalars)
 
     attacks_part = None
-    if attacks is not None and condition.name != "OO" and {Part.ATTACKS, Part.ATTACKED_POPULATION} & parts:
-        attacks_part = compute_attacks(attacks, condition, scored, groups)
-        scalars |= attacks_part.scalars
-        jackknives.append(attacks_part.replicates)
+    if attacks is not None and condition.name != "OO" and ATTACKED_PARTS & parts:
+        attacks_part = compute_attacks(attacks, condition, scored, risk_groups)
+        collected.add(attacks_part.scalars, attacks_part.replicates)
+
+    folds = _compute_risks(
+        data, condition, settings, parts, scored, risk_groups, length, attacks, attacks_part, collected
+    )
 
     population_part = None
     if settings.sizes and {Part.POPULATION, Part.ATTACKED_POPULATION} & parts:
         used_attacks = None if attacks_part is None else attacks
         population_part = compute_population(data, condition, settings, parts, groups, used_attacks, attacks_part)
-        scalars |= population_part.scalars
-        jackknives.append(population_part.replicates)
+        collected.add(population_part.scalars, population_part.replicates)
 
     has_sessions = data.protected.sessions is not None
     if Part.CALIBRATION in parts and condition.name == "OP" and has_sessions:
         calibration_part = compute_calibration(data, condition, settings, groups)
-        scalars |= calibration_part.scalars
-        jackknives.append(calibration_part.replicates)
+        collected.add(calibration_part.scalars, calibration_part.replicates)
 
-    known_jackknives = [jackknife for jackknife in jackknives if jackknife is not None]
-    order = data.speakers.argsort(stable=True)
-    return ConditionReport(
-        scalars,
+    report = ConditionReport(
+        collected.scalars,
         scores,
         matrix=None if matrix_part is None else matrix_part.matrix,
         similarity=None if matrix_part is None else matrix_part.summary,
         identification=None if identification_part is None else identification_part.identification,
-        mean_scores=lambda: mean_score_matrix(form_all_pairs(data, condition, settings))[order][:, order],
         strongest=None if attacks_part is None else attacks_part.strongest,
         population=None if population_part is None else population_part.rates,
         speakers=None if speakers_part is None else speakers_part.disclosure,
-        worst_speaker=worst_speaker,
-        jackknife=join_jackknives(known_jackknives) if known_jackknives else None,
+        jackknife=collected.join_jackknives(),
         counts=scored.counts,
         confidence=settings.intervals,
     )
+    return _ComputedCondition(report, parts, folds, risk_groups)
+
+
+def _compute_risks(
+    data: EvaluationData,
+    condition: Condition,
+    settings: ReportSettings,
+    parts: frozenset[Part],
+    scored: ScoresPart,
+    groups: JackknifeGroups | None,
+    length: int | None,
+    attacks: FusedAttacker | None,
+    attacked: AttacksPart | None,
+    collected: _Collected,
+) -> FoldsOfCondition | None:
+    """Add who is found among 100 people and what conversations disclose; return the rows that were compared."""
+    if settings.bandwidth is not None or not RISK_PARTS & parts:
+        return None
+    is_attacked = "found_in_100" in collected.scalars and not bool(collected.scalars["d_ece_strongest"].isnan())
+    if Part.FOUND in parts and not is_attacked:
+        found_part = compute_found(scored, groups)
+        collected.add(found_part.scalars, found_part.replicates)
+    strongest = None if attacked is None else attacked.strongest
+    folds = form_folds(data, condition, settings, attacks, strongest)
+    if Part.CONVERSATIONS in parts and settings.conversations:
+        conversations_part = compute_conversations(folds, length, settings, groups)
+        collected.add(conversations_part.scalars, conversations_part.replicates)
+    return folds
 
 
 def _compute_identification(
@@ -144,21 +204,6 @@ def _compute_identification(
     return IdentificationPart(numbers.scalars, numbers.jackknife, numbers.pooled)
 
 
-def _permute_speakers(
-    pairs: PairBlocks, scores: ConditionScores, condition: Condition, speakers: Tensor, parts: frozenset[Part]
-) -> tuple[dict[str, Tensor], SelfCalibratedDisclosure | None]:
-    """Return the linkability by chance, and the worst speaker of OP, where these parts are needed."""
-    cells = CountingCells(scores, max_cells=_SPEAKER_CELLS)
-    permuted_targets = count_targets_per_permutation(pairs, cells)
-    scalars: dict[str, Tensor] = {}
-    if Part.LINKABILITY_CHANCE in parts:
-        scalars["linkability_chance"] = linkability_chance_level(scores, cells, permuted_targets)
-    if Part.WORST_SPEAKER not in parts or condition.name != "OP":
-        return scalars, None
-    worst = compute_self_calibrated_disclosure(pairs, cells, permuted_targets)
-    return scalars, worst._replace(d_ece=worst.d_ece[speakers.argsort(stable=True)])
-
-
 def report_embeddings(
     data: EvaluationData,
     settings: ReportSettings,
@@ -168,12 +213,79 @@ def report_embeddings(
     has_sessions = data.protected.sessions is not None
     names = [name for name in CONDITIONS if has_sessions or name in WITHOUT_SESSIONS]
     names = [name for name in names if settings.needs_condition(name)]
-    attack_parts = {Part.ATTACKS, Part.ATTACKED_POPULATION}
-    attacked = [name for name in names if name != "OO" and attack_parts & settings.parts_of(name)]
+    hidden = hidden_conditions(CONDITIONS if has_sessions else WITHOUT_SESSIONS)
+    parts_of_condition = {name: settings.parts_of(name, hidden) for name in names}
     attacks = None
+    attacked = [name for name in names if name != "OO" and ATTACKED_PARTS & parts_of_condition[name]]
     if make_attacks is not None and attacked:
         attacks = make_attacks([CONDITIONS[name] for name in attacked])
-    conditions = {name: report_condition(data, CONDITIONS[name], settings, attacks) for name in names}
+    length = None
+    with_conversations = [name for name in names if Part.CONVERSATIONS in parts_of_condition[name]]
+    if with_conversations and settings.conversations:
+        length = _choose_length(data, with_conversations, settings)
+    computed = {}
+    for name, parts in parts_of_condition.items():
+        computed[name] = report_condition(data, CONDITIONS[name], settings, parts, attacks, length)
+    conditions = {name: each.report for name, each in computed.items()}
+
     labels = data.speakers.sort().values
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
-    return join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks)
+    of_system: dict[str, Tensor] = {}
+    if with_conversations and settings.conversations and settings.bandwidth is None:
+        of_system["conversation_utterances"] = torch.tensor(math.nan if length is None else float(length))
+    worst_speaker = None
+    if any(Part.WORST_SPEAKER in parts for parts in parts_of_condition.values()) and settings.bandwidth is None:
+        worst_speaker = _find_worst_speaker(computed, labels.unique())
+        of_system |= worst_speaker.scalars(data.speakers.device)
+    report = join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks, of_system)
+    report = replace(report, worst_speaker=worst_speaker)
+    if settings.has_risk_intervals:
+        report = replace(report, risks=collect_risks(report))
+        if length is not None:
+            report = replace(report, shorter_risks=_try_shorter_conversations(report, computed, settings, length))
+    return report
+
+
+def _choose_length(data: EvaluationData, names: Sequence[str], settings: ReportSettings) -> int | None:
+    """Return how many utterances a conversation has, the same in all conditions; None where there are too few."""
+    lengths = []
+    for name in names:
+        _, tests = data.sides(CONDITIONS[name], settings.enrolment)
+        lengths.append(choose_length(tests, CONDITIONS[name], has_references=settings.enrolment is not None))
+    # A condition without conversations is unknown; it does not take them from the others.
+    known = [length for length in lengths if length is not None]
+    return min(known) if known else None
+
+
+def _find_worst_speaker(computed: Mapping[str, _ComputedCondition], labels: Tensor) -> WorstSpeaker:
+    """Find the speaker who discloses most in any condition in which speakers should be hidden."""
+    rows = [
+        condition.folds.single
+        for condition in computed.values()
+        if Part.WORST_SPEAKER in condition.parts and condition.folds is not None
+    ]
+    return find_worst_speaker(rows, labels)
+
+
+def _try_shorter_conversations(
+    report: PrivacyReport, computed: Mapping[str, _ComputedCondition], settings: ReportSettings, length: int
+) -> tuple[Risk, ...]:
+    """Return the risks of the next shorter conversations, where the data cannot tell of those of this length."""
+    is_open = any(risk.utterances > 1 and risk.level == "inconclusive" for risk in report.risks)
+    if not is_open or any(risk.level in ("moderate", "high") for risk in report.risks):
+        return ()
+    shorter = [*LENGTHS, 1][LENGTHS.index(length) + 1]
+    scalars = {**report.scalars, "conversation_utterances": torch.tensor(float(shorter))}
+    changes = {} if report.jackknife is None else {**report.jackknife.changes}
+    for name, condition in computed.items():
+        if Part.CONVERSATIONS not in condition.parts or condition.folds is None:
+            continue
+        part = compute_conversations(condition.folds, shorter if shorter > 1 else None, settings, condition.groups)
+        for key, value in part.scalars.items():
+            scalars[scalar_key(name, key)] = value
+        if part.replicates is not None:
+            for key, change in part.replicates.changes.items():
+                changes[scalar_key(name, key)] = change
+    jackknife = None if report.jackknife is None else report.jackknife._replace(changes=changes)
+    risks = collect_risks(replace(report, scalars=scalars, jackknife=jackknife))
+    return tuple(risk for risk in risks if risk.name in MAIN_RISKS)

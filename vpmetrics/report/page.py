@@ -25,7 +25,7 @@ from vpmetrics.report.figures import FIGURES, PAGE, draw_all_figures
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import describe_inputs
 from vpmetrics.report.tables import condition_with_challenge_name, conditions_in_table_order
-from vpmetrics.report.verdict import HIGH_LEAKAGE, LOW_LEAKAGE
+from vpmetrics.report.verdict import CONVERSATION
 
 if TYPE_CHECKING:
     from vpmetrics.report.outputs import Content
@@ -140,7 +140,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         checks=collect_checks(systems),
         marks=summary.MARKS,
         thresholds=summary.THRESHOLDS,
-        limits=[100 * bits / summary.MOST_BITS for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
+        limits=[100 * bits / summary.MOST_BITS for bits in (CONVERSATION.limit_low, CONVERSATION.limit_high)],
         cards=[] if several else summary.summary_rows(systems[0]),
         attacked=[condition or "scores" for condition in attacked],
         glances=glances,

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from vpmetrics._identification.conversations import DRAWS, ConversationScores, score_conversations
 from vpmetrics._identification.identification import Identification
 from vpmetrics._identification.population import ConversationProtocol, PopulationRates
 from vpmetrics._identification.singling_out import singling_out_rates
-from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_scores
+from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
 from vpmetrics._scores.jackknife import (
     Jackknife,
     JackknifeGroups,
     ReplicateCellCounts,
     count_replicates,
+    count_trial_replicates,
     make_jackknife,
     replicate_diagonal_dominance,
 )
-from vpmetrics._scores.measures import SCORE_MEASURES, expected_disclosure
+from vpmetrics._scores.measures import (
+    SCORE_MEASURES,
+    choose_sign,
+    expected_disclosure,
+    found_among_of_steps,
+    linkability_edges,
+)
 from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._scores.speaker_disclosure import (
@@ -32,14 +40,20 @@ from vpmetrics._scores.speaker_disclosure import (
     speaker_scalars,
 )
 from vpmetrics._scores.speaker_similarity import SimilaritySummary, summarise_similarity
-from vpmetrics._util.validation import warn_if
+from vpmetrics._scores.trial_rows import TrialRows, make_plain_rows
+from vpmetrics._scores.worst_speaker import linkability_by_chance
+from vpmetrics._util.dtypes import wide_dtype
+from vpmetrics._util.validation import suppress_warnings, warn_if
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS, Condition
 from vpmetrics._utterances.utterances import EvaluationData
+from vpmetrics.attacks.features import PROFILES
 from vpmetrics.report.trial_report import ScoredTrials, calibrate_across_session_halves, mean_c_ece
 
 if TYPE_CHECKING:
+    from vpmetrics.attacks.fold_rows import FoldRows
     from vpmetrics.attacks.fusion import FusedAttacker, FusedResult
 
+_FEW_ENTRIES = 1 << 18  # of embeddings, of which rows after all attacks are kept: 50 times as many
 _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 
 
@@ -54,6 +68,8 @@ class Part(Enum):
     SPEAKERS = "speakers"
     WORST_SPEAKER = "worst speaker"
     ATTACKS = "attacks"
+    FOUND = "found among 100"
+    CONVERSATIONS = "conversations"
     POPULATION = "population"
     ATTACKED_POPULATION = "population after attacks"
     CALIBRATION = "calibration"
@@ -69,10 +85,15 @@ PART_OF_FAMILY = {
     "speaker": Part.SPEAKERS,
     "worst": Part.WORST_SPEAKER,
     "attack": Part.ATTACKS,
+    "found": Part.FOUND,
+    "conversation": Part.CONVERSATIONS,
     "population": Part.POPULATION,
     "attacked_population": Part.ATTACKED_POPULATION,
     "calibration": Part.CALIBRATION,
 }
+
+ATTACKED_PARTS = frozenset([Part.ATTACKS, Part.ATTACKED_POPULATION])
+RISK_PARTS = frozenset([Part.FOUND, Part.CONVERSATIONS, Part.WORST_SPEAKER])
 
 
 @dataclass(frozen=True)
@@ -80,6 +101,7 @@ class ReportSettings:
     """How embeddings are compared and what is computed from their scores, see :class:`vpmetrics.VoicePrivacy`.
 
     ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None asks for all.
+    ``has_risk_intervals``: whether the risks of a verdict are replicated where ``intervals`` does not ask for it.
     """
 
     similarity: str = "geometric"
@@ -92,15 +114,17 @@ class ReportSettings:
     families: frozenset[tuple[str, str]] | None = None
     intervals: float | None = None
     measures: frozenset[str] | None = None
+    conversations: int = DRAWS
+    has_risk_intervals: bool = False
 
     def needs_condition(self, condition: str) -> bool:
         """Return whether any number of a condition is needed."""
         return self.families is None or any(name == condition for name, _ in self.families)
 
-    def parts_of(self, condition: str) -> frozenset[Part]:
-        """Return the parts that the report of a condition needs."""
+    def parts_of(self, condition: str, hidden: Collection[str]) -> frozenset[Part]:
+        """Return the parts that the report of a condition needs; speakers should be ``hidden`` in these conditions."""
         if self.families is None:
-            return frozenset(Part)
+            return frozenset(Part) if condition in hidden else frozenset(Part) - RISK_PARTS
         return frozenset(PART_OF_FAMILY[family] for name, family in self.families if name == condition)
 
 
@@ -152,6 +176,22 @@ class AttacksPart:
 
 
 @dataclass(frozen=True, eq=False)
+class FoundPart:
+    """How often the attacker finds the right one of 100 people."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+
+
+@dataclass(frozen=True, eq=False)
+class ConversationsPart:
+    """What several utterances of one person disclose together."""
+
+    scalars: dict[str, Tensor]
+    replicates: Jackknife | None
+
+
+@dataclass(frozen=True, eq=False)
 class PopulationPart:
     """How often speakers are found in a population."""
 
@@ -180,6 +220,12 @@ def form_all_pairs(data: EvaluationData, condition: Condition, settings: ReportS
         data.processes,
         keep_digits=settings.bandwidth is None,
     )
+
+
+def form_plain_rows(data: EvaluationData, condition: Condition, settings: ReportSettings) -> TrialRows:
+    """Return the rows that plain comparison compares in a condition."""
+    enrolment, test = data.sides(condition, settings.enrolment)
+    return make_plain_rows(enrolment, test, condition, resolve_scoring(settings.scoring))
 
 
 def score_pairs(pairs: PairBlocks, condition: Condition, settings: ReportSettings) -> ConditionScores:
@@ -225,15 +271,28 @@ def summarise_pairs(
     return summarise_similarity(pairs, scores, settings.similarity)
 
 
+def compute_linkability_chance(
+    data: EvaluationData, condition: Condition, settings: ReportSettings, scores: ConditionScores
+) -> Tensor:
+    """Compute the linkability with speakers permuted, in the bins of the linkability of all trials."""
+    with suppress_warnings():
+        edges = linkability_edges(scores.trials)
+    return linkability_by_chance(form_plain_rows(data, condition, settings), edges)
+
+
 def compute_similarity(
-    similarity: tuple[SimilaritySummary, Tensor | None], scored: ScoresPart, speakers: Tensor, settings: ReportSettings
+    similarity: tuple[SimilaritySummary, Tensor | None],
+    scored: ScoresPart,
+    speakers: Tensor,
+    settings: ReportSettings,
+    has_replicates: bool,
 ) -> SimilarityPart:
     """Compute the diagonal dominance of the similarity matrix; the part has speakers in the order of their labels."""
     summary, matrix = similarity
     scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
     replicates = None
     counts = scored.counts
-    if counts is not None:
+    if counts is not None and has_replicates:
         group_of_speaker = counts.groups.find_groups(speakers)
         values = replicate_diagonal_dominance(
             counts, summary, group_of_speaker, scored.scores.has_unordered_pairs, settings.similarity
@@ -270,6 +329,147 @@ def compute_attacks(
     if groups is not None and strongest.replicates is not None:
         replicates = make_jackknife(strongest.replicates, groups)
     return AttacksPart(strongest.scalars(), replicates, strongest)
+
+
+def compute_found(scored: ScoresPart, groups: JackknifeGroups | None) -> FoundPart:
+    """Compute how often plain comparison finds the right one of 100 people, in its better direction."""
+    sign = choose_sign(scored.scores.counts)
+    scalars = {"found_in_100": found_among_of_steps(scored.scores.counts[sign])}
+    if groups is None or scored.counts is None:
+        return FoundPart(scalars, None)
+    replicates = {"found_in_100": found_among_of_steps(scored.counts.measure_input.counts[sign])}
+    return FoundPart(scalars, make_jackknife(replicates, groups, scored.counts.min_speakers_per_class))
+
+
+@dataclass(frozen=True, eq=False)
+class FoldsOfCondition:
+    """Rows of a condition whose comparison gives its scores.
+
+    ``plain``: rows of plain comparison, one fold of all speakers. ``attacked``: of each fold of speakers after the
+    fused attack; None where none was tried. ``single``: those of the two that find more by single utterances.
+    """
+
+    plain: TrialRows
+    attacked: Collection[TrialRows] | None
+    single: Collection[TrialRows]
+
+
+class _AttackedFolds(Collection[TrialRows]):
+    """Rows of all folds after the fused attack, formed anew whenever they are iterated over where they are many."""
+
+    def __init__(self, folds: Sequence[FoldRows], condition: Condition) -> None:
+        self._folds = folds
+        self._condition = condition
+
+    def __len__(self) -> int:
+        return len(self._folds)
+
+    def __contains__(self, fold: object) -> bool:
+        return False
+
+    def __iter__(self) -> Iterator[TrialRows]:
+        for fold in self._folds:
+            yield _as_trial_rows(fold, self._condition)
+
+
+def _as_trial_rows(fold: FoldRows, condition: Condition) -> TrialRows:
+    """Return the rows of a fold as they are compared."""
+
+    def average(enrolment_members: Tensor, test_members: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
+        conversations = fold.average(enrolment_members, test_members)
+        return [conversations.join(), conversations.join(is_permuted=True)]
+
+    enrolment_rows, test_rows = fold.join()
+    return TrialRows(fold.enrolment, fold.test, enrolment_rows, test_rows, condition, average)
+
+
+def form_folds(
+    data: EvaluationData,
+    condition: Condition,
+    settings: ReportSettings,
+    attacks: FusedAttacker | None,
+    strongest: FusedResult | None,
+) -> FoldsOfCondition:
+    """Return the rows of plain comparison, and of the fused attacker where one was tried."""
+    plain = form_plain_rows(data, condition, settings)
+    if attacks is None or strongest is None or not strongest.attacks:
+        return FoldsOfCondition(plain, None, [plain])
+    folds = attacks.fold_rows(condition, PROFILES[strongest.profile or 0] if not strongest.is_plain else None)
+    num_rows = len(plain.enrolment) + len(plain.test)
+    if num_rows * plain.enrolment_rows.shape[1] <= _FEW_ENTRIES:
+        folds = list(folds)
+    attacked = _AttackedFolds(folds, condition)
+    return FoldsOfCondition(plain, attacked, [plain] if strongest.is_plain else attacked)
+
+
+class _Candidate(NamedTuple):
+    """Conversations as one attacker scores them: numbers, and with intervals those without each group."""
+
+    d_ece: Tensor
+    chance: Tensor
+    found: Tensor
+    replicates: Jackknife | None
+
+
+def compute_conversations(
+    folds: FoldsOfCondition, length: int | None, settings: ReportSettings, groups: JackknifeGroups | None
+) -> ConversationsPart:
+    """Compute what ``length`` utterances of one person disclose; never less than plain comparison finds."""
+    keys = ("d_ece_conversation", "d_ece_conversation_chance", "found_in_100_conversation")
+    device = folds.plain.enrolment_rows.device
+    if length is None:
+        nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
+        return ConversationsPart(dict.fromkeys(keys, nan), None)
+
+    def score(rows: Collection[TrialRows]) -> ConversationScores:
+        return score_conversations(
+            rows,
+            length,
+            settings.conversations,
+            has_references=settings.enrolment is not None,
+            is_enrolment_grouped=settings.enrolment != "speaker",
+        )
+
+    with suppress_warnings():
+        candidates = _measure_conversations(score([folds.plain]), groups)
+        if folds.attacked is not None:
+            # The first direction alone: signs are part of the attack.
+            candidates += _measure_conversations(score(folds.attacked), groups)[:1]
+    disclosures = torch.stack([candidate.d_ece for candidate in candidates])
+    best = candidates[int(disclosures.nan_to_num(-torch.inf).argmax())]
+    chances = torch.stack([candidate.chance for candidate in candidates])
+    chance = torch.where(chances.isnan().all(), torch.nan, chances.nan_to_num(-torch.inf).amax())
+    scalars = dict(zip(keys, (best.d_ece, chance, best.found), strict=True))
+    return ConversationsPart(scalars, best.replicates)
+
+
+def _measure_conversations(scored: ConversationScores, groups: JackknifeGroups | None) -> list[_Candidate]:
+    """Return the numbers of conversations for scores, and for negated scores."""
+    scores = collect_trial_scores(scored.scores, scored.is_target)
+    chance_scores = collect_trial_scores(scored.chance_scores, scored.is_chance_target)
+    counts = None
+    if groups is not None and scores.is_defined:
+        places = torch.searchsorted(groups.labels, scored.labels.contiguous())
+        counts = count_trial_replicates(scores, scored.scores, scored.is_target, places, groups)
+    candidates = []
+    for sign in (0, 1):
+        steps = scores.counts[sign]
+        replicates = None
+        if counts is not None and groups is not None:
+            steps_of_replicates = counts.measure_input.counts[sign]
+            values = {
+                "d_ece_conversation": expected_disclosure(steps_of_replicates),
+                "found_in_100_conversation": found_among_of_steps(steps_of_replicates),
+            }
+            replicates = make_jackknife(values, groups, counts.min_speakers_per_class)
+        candidate = _Candidate(
+            expected_disclosure(steps),
+            expected_disclosure(chance_scores.counts[sign]),
+            found_among_of_steps(steps),
+            replicates,
+        )
+        candidates.append(candidate)
+    return candidates
 
 
 def compute_population(

@@ -17,15 +17,18 @@ from vpmetrics._identification.population import PopulationRates
 from vpmetrics._scores.condition_scores import ConditionScores
 from vpmetrics._scores.jackknife import Jackknife, ReplicateCellCounts, add_intervals, profile_interval
 from vpmetrics._scores.measures import minimum_cross_entropy
-from vpmetrics._scores.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
-from vpmetrics._scores.speaker_disclosure import SelfCalibratedDisclosure, SpeakerDisclosure, find_largest
+from vpmetrics._scores.registry import SPEAKER, hidden_conditions, scalar_key, scalar_keys
+from vpmetrics._scores.speaker_disclosure import SpeakerDisclosure
 from vpmetrics._scores.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
+from vpmetrics._scores.worst_speaker import WorstSpeaker
 from vpmetrics._util.dtypes import read_numbers, widen
 from vpmetrics._util.validation import suppress_warnings
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.similarity import normalised_relatives
-from vpmetrics.report.verdict import Check, Headline, check_report, disclosure_keys, make_headline
+from vpmetrics.report.checks import Check, check_report
+from vpmetrics.report.headline import Headline, Risk
+from vpmetrics.report.verdict import LARGEST_KEYS, disclosure_keys, largest_key, make_headline
 
 if TYPE_CHECKING:
     from vpmetrics.attacks.fusion import FusedAttacker, FusedResult, ReportedAttack
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 class ConditionReport:
     """One condition: its scalars, and the data of its figures; None where nothing needed them.
 
-    ``mean_scores()`` ``(S, S)`` costs another pass over the trials. ``is_llr``: given scores may be log-likelihood
+    ``is_llr``: given scores may be log-likelihood
     ratios, cosines are none. ``calibrated()``: given scores of each half of the speakers, calibrated on the other half.
     """
 
@@ -45,12 +48,10 @@ class ConditionReport:
     matrix: Tensor | None = None
     similarity: SimilaritySummary | None = None
     identification: Identification | None = None
-    mean_scores: Callable[[], Tensor] | None = None
     is_llr: bool = False
     strongest: FusedResult | None = None
     population: PopulationRates | None = None
     speakers: SpeakerDisclosure | None = None
-    worst_speaker: SelfCalibratedDisclosure | None = None
     jackknife: Jackknife | None = None
     counts: ReplicateCellCounts | None = None
     confidence: float | None = None
@@ -90,6 +91,8 @@ class PrivacyReport:
     ``speakers`` ``(S,)``: labels, ascending; ``speaker_names``: their names where they were given as strings.
     ``encoders``: the report of each alone, where there are several; ``groups``: that of each group.
     ``attacks``: those that were fused, with what each finds by itself and its share.
+    ``encoder``: its name; ``is_encoder_adapted``: whether it was trained on protected speech. ``risks``: what the
+    verdict follows from; ``shorter_risks``: those of shorter conversations, where the data cannot tell of longer ones.
     """
 
     scalars: dict[str, Tensor]
@@ -104,6 +107,11 @@ class PrivacyReport:
     headline: Headline | None = None
     speakers: Tensor | None = None
     speaker_names: Mapping[int, str] = field(default_factory=dict)
+    encoder: str = ""
+    is_encoder_adapted: bool = False
+    worst_speaker: WorstSpeaker | None = None
+    risks: tuple[Risk, ...] = ()
+    shorter_risks: tuple[Risk, ...] = ()
 
     @property
     def main_condition(self) -> str:
@@ -196,14 +204,19 @@ def join_conditions(
     sizes: Sequence[int] = (),
     intervals: float | None = None,
     attacks: FusedAttacker | None = None,
+    of_system: Mapping[str, Tensor] | None = None,
 ) -> PrivacyReport:
-    """Return one report of all conditions, with the numbers that compare them, in the order of the registry."""
+    """Return one report of all conditions, with the numbers that compare them, in the order of the registry.
+
+    ``of_system``: further numbers of the whole system.
+    """
     scalars = {scalar_key(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
     scalars |= _compare_conditions(scalars)
-    scalars |= _largest_disclosures(conditions, scalars)
+    scalars |= _largest_of_conditions(conditions, scalars)
+    scalars |= of_system or {}
     if dtype is not None:
         scalars = {key: value.to(dtype) for key, value in scalars.items()}
-    order = scalar_keys(("", *CONDITION_TITLES), has_attacks=True, has_sessions=True, sizes=sizes)
+    order = scalar_keys(("", *conditions), has_attacks=True, has_sessions=True, sizes=sizes)
     scalars = {key: scalars[key] for key in order if key in scalars}
     jackknife = _join_jackknives(conditions, scalars)
     if intervals is not None:
@@ -242,17 +255,22 @@ def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return compared
 
 
-def _largest_disclosures(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the largest disclosure to any attacker, and that of the worst speaker with its chance level, by key."""
+def _largest_of_conditions(
+    conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the numbers of the headline that are the largest of the conditions in which speakers should be hidden."""
     values = {}
     keys = disclosure_keys(conditions, scalars)
     if keys:
         values["disclosure"] = torch.stack([widen(scalars[key]) for key in keys]).amax()
-    elif {"OP", "PP", "across", ""} & set(conditions):
+    elif hidden_conditions(conditions):
         values["disclosure"] = torch.full_like(widen(next(iter(scalars.values())).detach()), torch.nan)
-    worst = conditions["OP"].worst_speaker if "OP" in conditions else None
-    if worst is not None:
-        values |= {"worst_speaker_disclosure": find_largest(worst.d_ece)[0], "worst_speaker_chance": worst.chance}
+    for name, key in LARGEST_KEYS.items():
+        known = [scalar_key(condition, key) for condition in hidden_conditions(conditions)]
+        known = [each for each in known if each in scalars]
+        largest = largest_key(conditions, scalars, key)
+        if known:
+            values[name] = widen(scalars[largest or known[0]])
     return values
 
 
@@ -272,5 +290,10 @@ def _join_jackknives(conditions: Mapping[str, ConditionReport], scalars: Mapping
     if keys:
         largest = max(keys, key=lambda key: float(scalars[key]))
         changes["disclosure"] = changes[largest]
-        bias |= {"disclosure": bias[largest]} if largest in bias else {}
+        if largest in bias:
+            bias["disclosure"] = bias[largest]
+    for name, key in LARGEST_KEYS.items():
+        largest_of_name = largest_key(conditions, scalars, key)
+        if largest_of_name is not None and largest_of_name in changes:
+            changes[name] = changes[largest_of_name]
     return Jackknife(changes, bias, groups)

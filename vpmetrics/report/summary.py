@@ -10,20 +10,23 @@ from typing import Any, NamedTuple
 
 from vpmetrics._scores.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, scalar_key
 from vpmetrics._util.inputs import shorten
+from vpmetrics.report.checks import Check
+from vpmetrics.report.headline import Headline
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.tables import Cell, attribute_cell, clean, conditions_in_table_order, scalar_cell, value_cell
-from vpmetrics.report.verdict import HIGH_LEAKAGE, LOW_LEAKAGE, Check, Headline
+from vpmetrics.report.verdict import CONVERSATION, FOUND, LOW_FPR
 
 MOST_BITS = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
 THRESHOLDS = (
-    f"Leakage is high above {HIGH_LEAKAGE:g} bit, moderate above {LOW_LEAKAGE:g} bit and low otherwise, by the upper "
-    "end of the interval. It is never called low where a check failed, or where one speaker discloses more than "
-    f"{LOW_LEAKAGE:g} bit above the level of chance and more than any speaker does with speakers permuted."
+    f"Leakage is low where the data exclude {CONVERSATION.limit_low:g} bit from several utterances of one person, "
+    f"{FOUND.limit_low:.0%} found among 100 people and {LOW_FPR.limit_low:.0%} found at a false-positive rate of "
+    "0.1 %, and nobody stands out. It is moderate or high where the data show more than chance gives: high above "
+    f"{CONVERSATION.limit_high:g} bit, {FOUND.limit_high:.0%} or {LOW_FPR.limit_high:.0%}. Else they do not tell. "
+    "These limits are a convention of vpmetrics."
 )
 WIDTH, MOST_ROWS = 80, 8
 MARKS = {"failed": "✗", "warning": "!", "ok": "✓"}  # the worst first
-_TITLES = {"high": "High leakage", "moderate": "Moderate leakage", "low": "Low leakage", "unknown": "No verdict"}
-_UNKNOWN = Headline("unknown", math.nan, math.nan, math.nan, "", "", "", -1, math.nan, math.nan, math.nan, ())
+_UNKNOWN = Headline("inconclusive", "No verdict.")
 _UNDEFINED = "D_ECE is not defined for these trials; the notes say why."
 
 
@@ -55,18 +58,9 @@ def verdict_of(system: EvaluatedSystem) -> Verdict:
     """Return the verdict on one system, in sentences."""
     headline = headline_of(system)
     if math.isnan(headline.disclosure):
-        return Verdict("unknown", _TITLES["unknown"], (_UNDEFINED,))
-    reasons = []
-    if any(headline.disclosure < limit < headline.high for limit in (LOW_LEAKAGE, HIGH_LEAKAGE)):
-        reasons.append("The verdict goes by the upper end of the interval.")
-    if failed := [check.name for check in system.report.checks if check.status == "failed"]:
-        reasons.append(f"This evaluation cannot be trusted: {', '.join(failed)} failed.")
-    if headline.is_speaker_exposed:
-        show, name = scalar("disclosure").show, worst_speaker_name(system)
-        bits, chance = show(headline.worst_disclosure), show(headline.worst_chance)
-        reasons.append(f"Speaker {name} is protected worst: {bits} bit, where chance gives {chance}.")
-    sentences = (*_describe_attackers(system), *reasons)
-    return Verdict(headline.level, _TITLES[headline.level], sentences, tuple(reasons))
+        return Verdict("inconclusive", _UNKNOWN.verdict, (_UNDEFINED,))
+    sentences = (*headline.reasons, *_describe_attackers(system))
+    return Verdict(headline.level, headline.verdict, sentences, headline.reasons)
 
 
 def sort_checks(checks: Iterable[Check]) -> list[Check]:
@@ -92,7 +86,11 @@ def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
 
 def disclosure_of(system: EvaluatedSystem) -> Cell:
     """Return the largest disclosure to any attacker tried in any condition."""
-    return value_cell(scalar("disclosure"), *headline_of(system)[1:4])
+    return value_cell(scalar("disclosure"), *_disclosure_and_ends(headline_of(system)))
+
+
+def _disclosure_and_ends(headline: Headline) -> tuple[float, float, float]:
+    return headline.disclosure, headline.disclosure_low, headline.disclosure_high
 
 
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
@@ -111,7 +109,7 @@ def explain_no_attack(system: EvaluatedSystem) -> str:
 
 def worst_speaker_name(system: EvaluatedSystem) -> str:
     """Return the name of the speaker who is protected worst; a dash where that is not known."""
-    place = headline_of(system).worst_speaker
+    place = headline_of(system).worst_place
     return clean(system.speaker_name(math.nan if place < 0 else place))
 
 

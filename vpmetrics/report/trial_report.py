@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,15 @@ from vpmetrics._scores.jackknife import (
     replicate_diagonal_dominance,
     split_labels_into_groups,
 )
-from vpmetrics._scores.measures import SCORE_MEASURES, cllr_costs_and_sizes, cllr_from_sums, d_ece_term, llr_disclosure
+from vpmetrics._scores.measures import (
+    SCORE_MEASURES,
+    choose_sign,
+    cllr_costs_and_sizes,
+    cllr_from_sums,
+    d_ece_term,
+    found_among_of_steps,
+    llr_disclosure,
+)
 from vpmetrics._scores.speaker_disclosure import compute_disclosure_of_trials, speaker_scalars
 from vpmetrics._scores.speaker_similarity import summarise_matrix
 from vpmetrics._util.distributed import SINGLE_PROCESS
@@ -40,6 +48,7 @@ from vpmetrics.report.privacy_report import (
     add_checks_and_headline,
     join_conditions,
 )
+from vpmetrics.report.verdict import collect_risks
 
 # What a trial adds to a number, of its log-likelihood ratio with the sign turned for non-targets.
 _COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": d_ece_term, "cllr": lambda llr: softplus(-llr)}
@@ -150,6 +159,7 @@ def report_trials(
             transfer, jackknife = _transfer_calibration(attacked, fit, labels if intervals else None)
             scalars = transfer.scalars if intervals is None else add_intervals(transfer.scalars, jackknife, intervals)
             report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
+    report = replace(report, risks=collect_risks(report))
     return add_checks_and_headline(report)
 
 
@@ -169,6 +179,8 @@ def _report_condition(
 ) -> ConditionReport:
     scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
     scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
+    sign = choose_sign(scores.counts)
+    scalars["found_in_100"] = found_among_of_steps(scores.counts[sign])
     report = ConditionReport(scalars, scores, is_llr=True)
     if given.speakers is None:
         return report
@@ -183,17 +195,22 @@ def _report_condition(
         weights = given.similarity_weight_per_trial(differentiate_similarity_by_llr(summary, matrix, similarity)[1])
         speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
-        mean_scores = partial(given.pair_means, given.scores, len(labels))
-        report = replace(report, matrix=matrix, similarity=summary, mean_scores=mean_scores, speakers=speakers)
-    if confidence is None or not scores.is_defined:
+        report = replace(report, matrix=matrix, similarity=summary, speakers=speakers)
+    if not scores.is_defined:
         return report
+    # The verdict goes by intervals, whether they are asked for or not.
     counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
-    jackknives = [counts.make_jackknife(scalars)]
-    if report.similarity is not None and similarity:
+    with suppress_warnings() if confidence is None else nullcontext():
+        jackknives = [counts.make_jackknife(scalars)]
+        found = {"found_in_100": found_among_of_steps(counts.measure_input.counts[sign])}
+        jackknives.append(make_jackknife(found, groups, counts.min_speakers_per_class))
+    if report.similarity is not None and similarity and confidence is not None:
         replicates = replicate_diagonal_dominance(
             counts, report.similarity, groups.group_of_label, given.has_unordered_pairs, similarity
         )
         jackknives.append(make_jackknife(replicates, groups, counts.min_speakers_per_class))
+    if confidence is None:
+        return replace(report, jackknife=join_jackknives(jackknives))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 
 

@@ -1,278 +1,341 @@
-"""The verdict of a report: its headline, and checks whether the evaluation can be trusted, shown first everywhere."""
+"""The verdict of a report: a decision on the risks of a person, in four outcomes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from itertools import combinations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from vpmetrics._scores.registry import CI_SUFFIXES, scalar, scalar_key
-from vpmetrics._scores.speaker_disclosure import find_largest
-from vpmetrics._util.dtypes import at_least_float32, read_numbers, widen
-from vpmetrics._utterances.utterances import EvaluationData, Utterances, count_duplicates, count_values, find_indices
+from vpmetrics._scores.jackknife import jackknife_interval
+from vpmetrics._scores.registry import CI_SUFFIXES, hidden_conditions, scalar, scalar_key
+from vpmetrics._util.dtypes import read_numbers, widen
+from vpmetrics.report.checks import FAILED
+from vpmetrics.report.headline import Headline, Level, Risk, show_bits, show_share
 
 if TYPE_CHECKING:
     from vpmetrics.report.privacy_report import PrivacyReport
 
-OK, WARNING, FAILED = "ok", "warning", "failed"
-_ENCODER_EER = (0.05, 0.20)  # of original speech, above which the encoder is doubtful or useless
-_FEW_SPEAKERS = 20  # that attacks are fitted on
-_LEAST_VARIANCE = 1e-4  # mean squared distance of unit embeddings to their mean; below it, they are all the same
-HIGH_LEAKAGE, LOW_LEAKAGE = 0.25, 0.05  # bits, by the upper end of the interval of the disclosure
-_PLAIN = {"d_ece": "plain comparison", "d_ece_reversed": "plain comparison, sign turned"}
+RISK_CONFIDENCE = 0.95  # of the intervals that a verdict goes by, whatever a report shows
+WORST_SPEAKER_EXCESS = 0.12  # bits above chance from which a named speaker is a high risk
+_MANY_TARGETS = 100  # target trials from which a risk without an interval counts
+_CONDITION_NEEDS = {
+    "OP": "original speech of the same people",
+    "PP": "protected speech of the same people under the same secret",
+    "across": "protected speech of the same people under another secret",
+}
 
 
-class Check(NamedTuple):
-    """One question about the evaluation: ``status`` is ``"ok"``, ``"warning"`` or ``"failed"``."""
+@dataclass(frozen=True)
+class RiskKind:
+    """A kind of risk: the keys of its numbers in a condition, the first that is known, and its limits.
 
-    name: str
-    status: str
-    message: str
-
-    @property
-    def is_ok(self) -> bool:
-        """Whether the check passed."""
-        return self.status == OK
-
-
-def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
-    """Return the checks of a report, and with ``data`` those of its embeddings."""
-    values = read_numbers(report.scalars)
-    checks: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
-    if data is not None:
-        checks += [
-            _check_duplicates(data),
-            _check_spread("original", data.original),
-            _check_spread("protected", data.protected),
-            _check_target_shares(data, report.speaker_names),
-            _check_enrolment_is_anonymised(data),
-        ]
-    return [check for check in checks if check is not None]
-
-
-def _check_encoder(values: Mapping[str, float]) -> Check | None:
-    eer = values.get("oo_eer", math.nan)
-    if math.isnan(eer):
-        return None
-    text = f"The encoder separates original speakers with an EER of {eer:.1%}"
-    if eer > _ENCODER_EER[1]:
-        return Check("encoder", FAILED, f"{text}: it hardly tells them apart, so low disclosure proves nothing.")
-    if eer > _ENCODER_EER[0]:
-        return Check("encoder", WARNING, f"{text}: a better encoder may disclose more.")
-    return Check("encoder", OK, f"{text}.")
-
-
-def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[Check]:
-    """Check on how many speakers attacks were fitted, and that the strongest finds more than chance."""
-    if not report.attacks:
-        message = "No attack was tried: the numbers are those of plain comparison."
-        return [Check("attacks", WARNING, message)] if set(report.conditions) - {"OO"} else []
-    numbers = [value for key, value in values.items() if key.endswith("_attack_speakers") and not math.isnan(value)]
-    if not numbers:
-        message = "Attacks need six speakers; with fewer the numbers are those of plain comparison."
-        return [Check("attack speakers", FAILED, message)]
-    text, has_few = f"Attacks were fitted on {min(numbers):.0f} speakers", min(numbers) < _FEW_SPEAKERS
-    message = f"{text}: they find more with more of them." if has_few else f"{text}."
-    checks = [Check("attack speakers", WARNING if has_few else OK, message)]
-    for name in report.conditions:
-        key, chance = scalar_key(name, "d_ece_strongest"), values.get(scalar_key(name, "d_ece_chance"), 0.0)
-        if values.get(key, math.nan) <= chance:
-            message = f"The strongest attack on {name} finds no more than chance ({chance:.3f} bit)."
-            high = values.get(f"{key}_high", math.nan)
-            if not math.isnan(high):
-                message += f" The interval excludes more than {high:.3f} bit."
-            checks.append(Check(f"attack on {name}", WARNING if math.isnan(high) else OK, message))
-    return checks
-
-
-def _check_duplicates(data: EvaluationData) -> Check:
-    counts = {"original": int(count_duplicates(data.original)), "protected": int(count_duplicates(data.protected))}
-    if not any(counts.values()):
-        return Check("duplicates", OK, "No two embeddings of a speaker are equal.")
-    text = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
-    message = f"{text} embeddings equal another one of their speaker: recordings may be there twice."
-    return Check("duplicates", WARNING, message)
-
-
-def _check_spread(name: str, side: Utterances) -> Check | None:
-    """Check that embeddings differ; None for fewer than two."""
-    if len(side) < 2:
-        return None
-    unit = normalize(widen(side.embeddings.detach()), dim=1)
-    variance = float((unit - unit.mean(0)).square().sum(1).mean())
-    if variance < _LEAST_VARIANCE:
-        made_by = "the encoder" if name == "original" else "the anonymiser and the encoder"
-        return Check(f"{name} embeddings", FAILED, f"All {len(side):,} {name} embeddings are equal: check {made_by}.")
-    return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {variance:.2g}).")
-
-
-def explain_missing_trials(num_speakers: int, num_utterances: int) -> str | None:
-    """Return why these numbers allow no target or no non-target trials, and what to add; None if both may exist."""
-    if num_utterances == 0:
-        return "There are no utterances."
-    if num_speakers == 1:
-        return f"All utterances ({num_utterances:,}) are of one speaker: add other speakers for non-target trials."
-    if num_utterances == num_speakers:
-        cause = f"Every speaker has one utterance ({num_speakers:,} speakers)"
-        return f"{cause}: add more utterances of each for target trials."
-    return None
-
-
-def find_cause(data: EvaluationData) -> str | None:
-    """Return what is wrong with data that give undefined results; None where that is not known."""
-    recordings = torch.cat([data.original.ids, data.protected.ids]).unique()
-    if len(recordings) == 0:  # the reason for NaN says so
-        return None
-    if missing := explain_missing_trials(len(data.speakers), len(recordings)):
-        return missing
-    checks = (_check_spread(name, side) for name, side in zip(("original", "protected"), data[:2], strict=True))
-    return next((check.message for check in checks if check is not None and not check.is_ok), None)
-
-
-def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str]) -> Check:
-    """Check that no speaker holds most of the target trials."""
-    side = data.protected if len(data.protected) else data.original
-    counts = widen(count_values(side.speaker_index, len(data.speakers)))
-    if missing := explain_missing_trials(int((counts > 0).sum()), len(side)):
-        return Check("trials", FAILED, missing)
-    targets = counts * (counts - 1)
-    share = float(targets.amax() / targets.sum())
-    if len(counts) > 2 and share > 0.5:
-        label = int(data.speakers[int(targets.argmax())])
-        name = speaker_names.get(label, str(label))
-        return Check("target trials", WARNING, f"Speaker {name} holds {share:.0%} of all target trials.")
-    return Check("target trials", OK, f"No speaker holds more than {share:.0%} of the target trials.")
-
-
-def _check_enrolment_is_anonymised(data: EvaluationData) -> Check | None:
-    """Check that references are not much nearer to their originals than tests; None with fewer than two of either."""
-    if data.protected.is_reference is None:
-        return None
-    place = find_indices(data.original.ids, data.protected.ids)
-    has_original = place >= 0
-    original = normalize(at_least_float32(data.original.embeddings[place[has_original]]), dim=1)
-    protected = normalize(at_least_float32(data.protected.embeddings[has_original]), dim=1)
-    cosines, is_reference = widen((original * protected).sum(1)), data.protected.is_reference[has_original]
-    references, tests = cosines[is_reference], cosines[~is_reference]
-    if len(references) < 2 or len(tests) < 2:
-        return None
-    gap = float(references.mean() - tests.mean())
-    deviation = float(torch.sqrt((references.var() + tests.var()) / 2))
-    if gap > 0.1 and gap > 2 * deviation:
-        message = (
-            f"Enrolment is much nearer to its originals (cosine {float(references.mean()):.2f}) than tests are "
-            f"({float(tests.mean()):.2f}): it looks as if enrolment was never anonymised."
-        )
-        return Check("enrolment", FAILED, message)
-    return Check("enrolment", OK, "Enrolment and tests are equally near to their originals.")
-
-
-def check_identical_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]:
-    """Return a warning for every two systems with identical scores."""
-    checks = []
-    for (first, report), (second, other) in combinations(reports.items(), 2):
-        values, others = report.scalars, other.scalars
-        keys = [key for key in values if key in others and key.startswith(("op_", "pp_"))]
-        keys = [key for key in keys if not bool(values[key].isnan())]
-        if keys and all(bool(values[key] == others[key]) for key in keys):
-            checks.append(Check("identical systems", WARNING, f"{first} and {second} have identical scores."))
-    return checks
-
-
-def check_missing_trials(missing: int, total: int) -> Check:
-    """Return the check of trials of a list that have no embeddings."""
-    if missing:
-        return Check("trials", WARNING, f"{missing:,} of {total:,} trials of the list have no embeddings.")
-    return Check("trials", OK, f"All {total:,} trials of the list have embeddings.")
-
-
-class Headline(NamedTuple):
-    """The numbers to read first, and the verdict on them.
-
-    ``level`` is ``"high"``, ``"moderate"``, ``"low"`` or ``"unknown"`` leakage; ``reasons`` are sentences.
-    ``condition`` and ``attack`` attain the disclosure, ``needs``: what that attacker must have. ``worst_speaker`` is a
-    place among all speakers, ascending, and -1 where it is unknown. ``worst_chance`` and ``most_by_chance``: the mean
-    and the largest of what the worst speaker discloses with speakers permuted.
+    ``fixed_chance`` where the level of chance follows from the definition, else ``chance_key``.
     """
 
-    level: str
-    disclosure: float
-    low: float
-    high: float
-    condition: str
-    attack: str
-    needs: str
-    worst_speaker: int
-    worst_disclosure: float
-    worst_chance: float
-    most_by_chance: float
-    reasons: tuple[str, ...]
+    name: str
+    keys: tuple[str, ...]
+    limit_low: float
+    limit_high: float
+    chance_key: str = ""
+    fixed_chance: float = math.nan
 
-    @property
-    def is_speaker_exposed(self) -> bool:
-        """Whether the worst speaker discloses more than all speakers do in any permutation, and clearly so."""
-        excess = self.worst_disclosure - self.worst_chance
-        return excess > LOW_LEAKAGE and self.worst_disclosure > self.most_by_chance
 
-    @property
-    def verdict(self) -> str:
-        """Return the verdict as a sentence."""
-        is_unknown = self.level == "unknown"
-        return "The speaker leakage is unknown." if is_unknown else f"{self.level.capitalize()} speaker leakage."
+# The limits are a convention: 3 % found among 100 is three times chance, and .03 bit is as much for Gaussian scores.
+CONVERSATION = RiskKind(
+    "disclosure_conversation", ("d_ece_conversation",), 0.03, 0.12, chance_key="d_ece_conversation_chance"
+)
+SINGLE = RiskKind("disclosure", ("d_ece_strongest", "d_ece", "d_ece_reversed"), 0.03, 0.12, chance_key="d_ece_chance")
+FOUND = RiskKind("found_in_100", ("found_in_100",), 0.03, 0.10, fixed_chance=0.01)
+LOW_FPR = RiskKind("tpr_at_1e-3", ("tpr_at_1e-3_strongest", "tpr_at_1e-3"), 0.01, 0.10, fixed_chance=0.001)
+HIGHER_FPR = RiskKind("tpr_at_1e-2", ("tpr_at_1e-2_strongest", "tpr_at_1e-2"), 0.05, 0.30, fixed_chance=0.01)
+# The second kind of a row stands in where the first is unknown.
+RISK_KINDS = ((CONVERSATION, SINGLE), (FOUND,), (LOW_FPR, HIGHER_FPR))
+# Numbers of the headline, and the number of a condition that each is the largest of.
+LARGEST_KEYS = {
+    "disclosure_conversation": "d_ece_conversation",
+    "found_in_100": "found_in_100",
+    "found_in_100_conversation": "found_in_100_conversation",
+}
+MAIN_RISKS = frozenset([CONVERSATION.name, SINGLE.name])
 
 
 def disclosure_keys(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> list[str]:
-    """Return the keys of which ``disclosure`` is the largest: the strongest attacks, else plain scores both ways."""
+    """Return the keys of which ``disclosure`` is the largest: those of attackers, else plain scores both ways."""
     keys: list[str] = []
-    for name in ("OP", "across" if "across" in conditions else "PP", ""):
-        candidates = [scalar_key(name, key) for key in ("d_ece_strongest", "d_ece", "d_ece_reversed")]
+    for name in hidden_conditions(conditions):
+        attacked_key = scalar_key(name, "d_ece_strongest")
+        candidates = [attacked_key, scalar_key(name, "d_ece"), scalar_key(name, "d_ece_reversed")]
         known = [key for key in candidates if key in scalars and not bool(scalars[key].isnan())]
-        keys += known[:1] if candidates[0] in known else known
+        keys += known[:1] if attacked_key in known else known
     return keys
 
 
+def largest_key(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor], key: str) -> str | None:
+    """Return the key of the condition in which a number is largest; None where it is unknown in all of them."""
+    candidates = [scalar_key(name, key) for name in hidden_conditions(conditions)]
+    known = [name for name in candidates if name in scalars and not bool(scalars[name].isnan())]
+    return max(known, key=lambda name: float(scalars[name])) if known else None
+
+
+def collect_risks(report: PrivacyReport) -> tuple[Risk, ...]:
+    """Return the risks of a report, each in every condition in which speakers should be hidden."""
+    values = read_numbers(report.scalars)
+    chosen: list[tuple[str, RiskKind, str]] = []
+    for kinds in RISK_KINDS:
+        for condition in hidden_conditions(report.conditions):
+            kind, key = _choose_kind(kinds, condition, values)
+            chosen.append((condition, kind, key))
+    # Each lower end errs so rarely that all of them together err in one of 20 evaluations.
+    corrected_confidence = 1 - 2 * (1 - RISK_CONFIDENCE) / max(1, len(chosen))
+    risks = []
+    for condition, kind, key in chosen:
+        low, high = _find_interval(report, key, RISK_CONFIDENCE)
+        low_corrected, _ = _find_interval(report, key, corrected_confidence)
+        chance = kind.fixed_chance
+        if kind.chance_key:
+            chance = values.get(scalar_key(condition, kind.chance_key), math.nan)
+        utterances = 1
+        if kind is CONVERSATION and not math.isnan(values.get("conversation_utterances", math.nan)):
+            utterances = int(values["conversation_utterances"])
+        risk = Risk(
+            kind.name,
+            condition,
+            values.get(key, math.nan),
+            low,
+            high,
+            chance,
+            kind.limit_low,
+            kind.limit_high,
+            low_corrected=low_corrected,
+            utterances=utterances,
+            num_speakers=0 if report.speakers is None else len(report.speakers),
+            has_many_trials=report.conditions[condition].num_trials[0] >= _MANY_TARGETS,
+        )
+        risks.append(replace(risk, sentence=_describe_risk(risk)))
+    return tuple(risks)
+
+
+def _choose_kind(kinds: Sequence[RiskKind], condition: str, values: Mapping[str, float]) -> tuple[RiskKind, str]:
+    """Return the first kind of risk that is known in a condition, and the key of its number."""
+    for kind in kinds:
+        known = [scalar_key(condition, key) for key in kind.keys]
+        known = [key for key in known if not math.isnan(values.get(key, math.nan))]
+        if kind is SINGLE and known and known[0] != scalar_key(condition, "d_ece_strongest"):
+            known.sort(key=lambda key: values[key], reverse=True)  # an attacker may turn the sign of scores
+        if known:
+            return kind, known[0]
+    return kinds[0], scalar_key(condition, kinds[0].keys[0])
+
+
+def _find_interval(report: PrivacyReport, key: str, confidence: float) -> tuple[float, float]:
+    """Return the jackknife interval of a number; NaN where it has none."""
+    jackknife = report.jackknife
+    if jackknife is None or key not in jackknife.changes or key not in report.scalars:
+        return math.nan, math.nan
+    value = widen(report.scalars[key])
+    num_speakers = len(jackknife.groups.labels)
+    lowest, highest = scalar(key).range_among(num_speakers)
+    low, high = jackknife_interval(
+        value,
+        value + jackknife.changes[key],
+        confidence,
+        lowest,
+        highest,
+        jackknife.groups.kept_over_dropped,
+        jackknife.bias.get(key, 0.0),
+    )
+    return float(low), float(high)
+
+
+def _describe_risk(risk: Risk) -> str:
+    """Return a risk in words."""
+    where = f" ({risk.condition})" if risk.condition else ""
+    if math.isnan(risk.value):
+        return f"{_RISK_TITLES[risk.name]}{where} is unknown."
+    chance = f"chance gives {_show(risk, risk.chance)}"
+    if math.isnan(risk.chance):
+        chance = "chance is unknown"
+    elif risk.value <= risk.chance:
+        chance = "no more than chance would give"
+    interval = "" if math.isnan(risk.low) else f" [{_show(risk, risk.low)}, {_show(risk, risk.high)}]"
+    title = _RISK_TITLES[risk.name].format(risk.utterances)
+    return f"{title}{where}: {_show(risk, risk.value)}{interval}, {chance}."
+
+
+_RISK_TITLES = {
+    "disclosure_conversation": "Learned from {} utterances of one person",
+    "disclosure": "Learned from one utterance",
+    "found_in_100": "Found among 100 people by one utterance",
+    "tpr_at_1e-3": "Found where one of 1,000 others is taken for the speaker",
+    "tpr_at_1e-2": "Found where one of 100 others is taken for the speaker",
+    "worst_speaker": "Learned of the speaker who is protected worst",
+}
+
+
+def _show(risk: Risk, value: float) -> str:
+    is_bits = risk.name in ("disclosure", "disclosure_conversation", "worst_speaker")
+    return show_bits(value) if is_bits else show_share(value)
+
+
 def make_headline(report: PrivacyReport) -> Headline | None:
-    """Make the headline of the condition and attack that disclose most; None if no disclosure is defined."""
+    """Make the headline of a report; None if no disclosure is defined."""
     keys = disclosure_keys(report.conditions, report.scalars)
     if not keys:
         return None
     values = read_numbers(report.scalars)
-    key = max(keys, key=lambda each: values[each])
+    key = max(keys, key=lambda name: values[name])
     condition = scalar(key).condition
-    plain = _PLAIN.get(key.removeprefix(scalar_key(condition, "")))
-    attack, needs = plain or "an attack", "nothing"
-    strongest = report.conditions[condition].strongest if condition in report.conditions else None
-    if plain is None and strongest is not None:
-        attack, needs = strongest.name, strongest.needs
-    disclosure, low, high = (values.get(f"disclosure{end}", math.nan) for end in ("", *CI_SUFFIXES))
-    worst, chance, most, place = math.nan, values.get("worst_speaker_chance", math.nan), math.nan, -1
-    if "OP" in report.conditions and (worst_speaker := report.conditions["OP"].worst_speaker) is not None:
-        (worst, index), most = map(float, find_largest(worst_speaker.d_ece)), float(worst_speaker.most_by_chance)
-        place = -1 if math.isnan(worst) else int(index)
-    headline = Headline("", disclosure, low, high, condition, attack, needs, place, worst, chance, most, ())
-    level, reasons = _choose_level(report, headline)
-    return headline._replace(level=level, reasons=tuple(reasons))
-
-
-def _choose_level(report: PrivacyReport, headline: Headline) -> tuple[str, list[str]]:
-    """Return the level of leakage, and sentences that explain it."""
-    reasons = [check.message for check in report.checks if check.status == FAILED]
-    if math.isnan(headline.disclosure):
-        return "unknown", reasons
-    upper = headline.disclosure if math.isnan(headline.high) else headline.high
-    level = "high" if upper > HIGH_LEAKAGE else "moderate" if upper > LOW_LEAKAGE else "low"
-    if headline.is_speaker_exposed:
-        is_high = headline.worst_disclosure - headline.worst_chance > HIGH_LEAKAGE
-        level = "high" if level == "high" or is_high else "moderate"
-        reasons.append(
-            f"Speaker {report.speaker_name(headline.worst_speaker)} is exposed: {headline.worst_disclosure:.3f} bit, "
-            f"where chance gives {headline.worst_chance:.3f} bit."
+    attack, needs = _find_attack(report, condition, key)
+    worst = report.worst_speaker
+    headline = Headline(
+        level="inconclusive",
+        verdict="",
+        risks=report.risks,
+        **_read_with_interval(report, values, "disclosure", key),
+        **_read_with_interval(
+            report,
+            values,
+            "disclosure_conversation",
+            largest_key(report.conditions, report.scalars, "d_ece_conversation"),
+        ),
+        conversation_utterances=values.get("conversation_utterances", math.nan),
+        **_read_with_interval(
+            report, values, "found_in_100", largest_key(report.conditions, report.scalars, "found_in_100")
+        ),
+        condition=condition,
+        attack=attack,
+        needs=needs,
+        encoder=report.encoder,
+    )
+    if worst is not None and not math.isnan(worst.disclosure):
+        headline = replace(
+            headline,
+            worst_speaker=report.speaker_name(worst.place),
+            worst_place=worst.place,
+            worst_disclosure=worst.disclosure,
+            worst_chance=worst.chance,
+            worst_p=worst.p,
         )
-    elif level == "low" and reasons:
-        level = "unknown"
-    return level, reasons
+    return _decide(report, headline)
+
+
+def _read_with_interval(
+    report: PrivacyReport, values: Mapping[str, float], name: str, key: str | None
+) -> dict[str, Any]:
+    """Return a number of the headline and the ends of its 95 % interval, as arguments of the headline."""
+    low, high = (math.nan, math.nan) if key is None else _find_interval(report, key, RISK_CONFIDENCE)
+    given = [values.get(f"{name}{suffix}", math.nan) for suffix in CI_SUFFIXES]
+    if math.isnan(low):  # as of reports that were put together from others
+        low, high = given
+    return {name: values.get(name, math.nan), f"{name}_low": low, f"{name}_high": high}
+
+
+def _find_attack(report: PrivacyReport, condition: str, key: str) -> tuple[str, str]:
+    """Return what attains the disclosure, and what that attacker must have."""
+    needs = _CONDITION_NEEDS.get(condition, "")
+    if key != scalar_key(condition, "d_ece_strongest"):
+        is_reversed = key == scalar_key(condition, "d_ece_reversed")
+        attack = "plain comparison, sign turned" if is_reversed else "plain comparison"
+        return attack, needs or "nothing"
+    strongest = report.conditions[condition].strongest
+    if strongest is None:
+        return "an attack", needs or "nothing"
+    attack = strongest.name
+    attack_needs = strongest.needs
+    if attack_needs and attack_needs != "nothing":
+        needs = f"{needs}, and {attack_needs}" if needs else attack_needs
+    return attack, needs or "nothing"
+
+
+def _decide(report: PrivacyReport, headline: Headline) -> Headline:
+    """Return the headline with its level, its verdict in one sentence and the reasons for it."""
+    failed = [check.message for check in report.checks if check.status == FAILED]
+    risks = report.risks
+    shown = [risk for risk in risks if risk.level in ("moderate", "high")]
+    reasons = [risk.sentence for risk in sorted(shown, key=lambda risk: risk.level == "moderate")]
+    excess = headline.worst_disclosure - headline.worst_chance
+    if headline.is_speaker_exposed:
+        reasons.append(
+            f"Speaker {headline.worst_speaker} is exposed: {show_bits(headline.worst_disclosure)}, where the worst of "
+            f"as many speakers reaches {show_bits(headline.worst_chance)} by chance (p = {headline.worst_p:.2f})."
+        )
+    has_high_risk = any(risk.level == "high" for risk in shown)
+    if has_high_risk or (headline.is_speaker_exposed and excess > WORST_SPEAKER_EXCESS):
+        return _conclude(headline, "high", "High speaker leakage.", [*reasons, *failed])
+    if shown or headline.is_speaker_exposed:
+        return _conclude(headline, "moderate", "Moderate speaker leakage.", [*reasons, *failed])
+    has_attacks = any(
+        not math.isnan(float(report.scalars.get(scalar_key(name, "attack_speakers"), math.nan)))
+        for name in hidden_conditions(report.conditions)
+    )
+    is_worst_known = not math.isnan(headline.worst_p)
+    if has_attacks and is_worst_known and not failed:
+        length = _find_safe_length(risks, report.shorter_risks)
+        if length is not None:
+            return _conclude(headline, "low", _low_sentence(report, length, risks), [])
+    return _conclude(headline, "inconclusive", _inconclusive_sentence(risks), failed)
+
+
+def _conclude(headline: Headline, level: Level, sentence: str, reasons: Sequence[str]) -> Headline:
+    return replace(headline, level=level, verdict=sentence, reasons=tuple(reasons))
+
+
+def _find_safe_length(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> int | None:
+    """Return for how many utterances of one person all risks are excluded; None where they are not."""
+    others = [risk for risk in risks if risk.name not in MAIN_RISKS]
+    if not risks or not all(risk.level == "low" for risk in others):
+        return None
+    main = [risk for risk in risks if risk.name in MAIN_RISKS]
+    if all(risk.level == "low" for risk in main):
+        return min(risk.utterances for risk in main)
+    if shorter_risks and all(risk.level == "low" for risk in shorter_risks):
+        return min(risk.utterances for risk in shorter_risks)
+    return None
+
+
+def _low_sentence(report: PrivacyReport, length: int, risks: Sequence[Risk]) -> str:
+    """Return the verdict that leakage is low: for how much speech of one person, and in which conditions."""
+    text = "for one utterance" if length == 1 else f"for up to {length} utterances"
+    sentence = f"Low speaker leakage, {text} of one person"
+    tried = max(risk.utterances for risk in risks)
+    if tried > length:
+        sentence += f"; for {tried} these data cannot tell"
+    conditions = hidden_conditions(report.conditions)
+    if conditions == ["OP"]:
+        sentence += "; tried in OP only, not against enrolment that is protected as well (PP)"
+    elif conditions in (["PP"], ["across"]):
+        sentence += f"; tried in {conditions[0]} only, not against original enrolment (OP)"
+    return f"{sentence}."
+
+
+def _inconclusive_sentence(risks: Sequence[Risk]) -> str:
+    """Return the verdict that the data do not tell: what they do not exclude, and how many speakers would."""
+    open_risks = [risk for risk in risks if risk.is_known and not risk.is_excluded]
+    if not open_risks:
+        return "Inconclusive: nothing was found, and these data cannot exclude that there is something."
+    worst = max(open_risks, key=lambda risk: risk.high / risk.limit_low)
+    what = "" if worst.name in MAIN_RISKS else f" {_SHORT_TITLES[worst.name]}"
+    sentence = f"Inconclusive: nothing was found; these data do not exclude {_show(worst, worst.high)}{what}"
+    needed = [risk.more_speakers_needed for risk in open_risks]
+    if needed and not any(math.isnan(number) for number in needed):
+        rounded = _round_up(max(needed))
+        sentence += f"; about {rounded:,} more speakers would"
+    return f"{sentence}."
+
+
+def _round_up(number: float) -> int:
+    """Return a number of speakers with about two digits, never fewer: 7 as 10, 92 as 95, 1,230 as 1,500."""
+    step = 5
+    while number > 20 * step:
+        step *= 10
+    return math.ceil(round(number, 6) / step) * step
+
+
+_SHORT_TITLES = {
+    "found_in_100": "found among 100 people",
+    "tpr_at_1e-3": "found at a false-positive rate of 0.1 %",
+    "tpr_at_1e-2": "found at a false-positive rate of 1 %",
+}

@@ -1,0 +1,150 @@
+"""What a report says first: the level of leakage, the risks it follows from, and who is protected worst."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vpmetrics._scores.registry import scalar
+from vpmetrics._util.scalar import DASH
+
+Level = Literal["low", "moderate", "high", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Risk:
+    """One risk of a person in one condition, and what is held against it.
+
+    ``name``: ``"disclosure_conversation"``, ``"disclosure"``, ``"found_in_100"``, ``"tpr_at_1e-3"``, ``"tpr_at_1e-2"``
+    or ``"worst_speaker"``. ``low`` and ``high``: the 95 % interval. ``low_corrected``: the one-sided lower end at a
+    level of 95 % for all risks of all conditions together, which ``chance`` is compared with. ``limit_low`` and
+    ``limit_high``: below the first a risk is low, above the second it is high. ``utterances``: how many of one person
+    the attacker has. ``num_speakers``: 0 where the speakers of trials are unknown; ``has_many_trials``: whether there
+    are at least a hundred target trials. ``sentence``: the risk in words.
+    """
+
+    name: str
+    condition: str
+    value: float
+    low: float
+    high: float
+    chance: float
+    limit_low: float
+    limit_high: float
+    sentence: str = ""
+    low_corrected: float = math.nan
+    utterances: int = 1
+    num_speakers: int = 0
+    has_many_trials: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the value and its interval are defined."""
+        return not (math.isnan(self.value) or math.isnan(self.high))
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the data show that the risk exceeds chance.
+
+        Where nobody knows the speakers of trials there is no interval, and many trials must exceed the upper limit.
+        """
+        if self.num_speakers == 0:
+            return self.has_many_trials and self.value > self.limit_high
+        chance = self.limit_low if math.isnan(self.chance) else self.chance
+        return self.low_corrected > chance
+
+    @property
+    def is_excluded(self) -> bool:
+        """Whether the data exclude a risk above the lower limit."""
+        return self.high < self.limit_low
+
+    @property
+    def level(self) -> Level:
+        """``"high"`` or ``"moderate"`` where the data show that much, ``"low"`` where they exclude more."""
+        if self.is_shown and self.value > self.limit_high:
+            return "high"
+        if self.is_shown and self.value > self.limit_low:
+            return "moderate"
+        return "low" if self.is_known and self.is_excluded else "inconclusive"
+
+    @property
+    def more_speakers_needed(self) -> float:
+        """About how many more speakers would exclude the risk; NaN where the value reaches the limit or is unknown."""
+        if not self.is_known or self.value >= self.limit_low or self.is_excluded:
+            return math.nan
+        ratio = (self.high - self.value) / (self.limit_low - self.value)
+        return self.num_speakers * (ratio**2 - 1)
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The numbers to read first, and the verdict on them.
+
+    ``level``: the leakage. ``verdict``: one sentence, the same everywhere. ``risks``: what the level follows from.
+    ``disclosure``, ``disclosure_conversation`` (of ``conversation_utterances`` of one person) and ``found_in_100`` with
+    their 95 % intervals: the larger of both conditions. ``condition`` attains the disclosure; ``attack`` and ``needs``:
+    how, and what the attacker must have; ``encoder``: with what voices are compared. ``worst_speaker``: name of the
+    speaker who discloses most, None where unknown, ``worst_place`` the place among all, ascending, or -1;
+    ``worst_chance``: what the worst of as many speakers discloses by chance, ``worst_p``: how often it is as much.
+    ``reasons``: sentences that explain the level.
+    """
+
+    level: Level
+    verdict: str
+    risks: tuple[Risk, ...] = ()
+    disclosure: float = math.nan
+    disclosure_low: float = math.nan
+    disclosure_high: float = math.nan
+    disclosure_conversation: float = math.nan
+    disclosure_conversation_low: float = math.nan
+    disclosure_conversation_high: float = math.nan
+    conversation_utterances: float = math.nan
+    found_in_100: float = math.nan
+    found_in_100_low: float = math.nan
+    found_in_100_high: float = math.nan
+    condition: str = ""
+    attack: str = ""
+    needs: str = ""
+    encoder: str = ""
+    worst_speaker: str | None = None
+    worst_place: int = -1
+    worst_disclosure: float = math.nan
+    worst_chance: float = math.nan
+    worst_p: float = math.nan
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def low(self) -> float:
+        """Lower end of the interval of the disclosure."""
+        return self.disclosure_low
+
+    @property
+    def high(self) -> float:
+        """Upper end of the interval of the disclosure."""
+        return self.disclosure_high
+
+    @property
+    def is_speaker_exposed(self) -> bool:
+        """Whether one speaker discloses more than luck gives the worst of all: by chance in one of 20 evaluations."""
+        return self.worst_p <= MOST_LUCK
+
+    def __str__(self) -> str:
+        """Return the verdict and its reasons."""
+        return " ".join([self.verdict, *self.reasons])
+
+
+MOST_LUCK = 0.05  # p-value up to which the worst speaker is named
+
+
+def show_bits(value: float) -> str:
+    """Return a disclosure as text."""
+    return DASH if math.isnan(value) else f"{scalar('disclosure').show(value)} bit"
+
+
+def show_share(value: float) -> str:
+    """Return a share as a percentage, with a decimal below ten."""
+    if math.isnan(value):
+        return DASH
+    percent = 100 * value
+    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
