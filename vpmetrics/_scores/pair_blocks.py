@@ -18,6 +18,7 @@ from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import Utterances, count_values
 
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
+_GPU_BLOCK_SIZE = 8192  # a GPU is as fast with larger blocks, and launches fewer operations
 _TARGET_ROWS = 16  # of blocks of which only targets are used; more where a speaker has more
 _ROUNDED_BITS = {
     torch.float64: 12,
@@ -81,7 +82,8 @@ class PairBlocks:
         self.is_exact = keep_digits and len(enrolment) * len(test) <= FEW_PAIRS
         self.scorer, self.condition, self.num_speakers = scorer, condition, num_speakers
         self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
-        self.block_size = block_size or (BLOCK_SIZE if enrolment.embeddings.device.type == "cpu" else 2 * BLOCK_SIZE)
+        is_on_cpu = enrolment.embeddings.device.type == "cpu"
+        self.block_size = block_size or (BLOCK_SIZE if is_on_cpu else _GPU_BLOCK_SIZE)
         self._group_rows = self.block_size
         dtype = widest_affordable_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
         centre = enrolment.embeddings.new_zeros(())

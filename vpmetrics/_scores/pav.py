@@ -9,11 +9,12 @@ shape and no GPU sync.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._util.dtypes import is_numpy_ready
+from vpmetrics._util.dtypes import Array, is_numpy_ready
 
 _ROUNDS = 32  # of pooling runs; random trials need about ten, crafted ones as many as there are
 _FEW = 1 << 13  # elements: to pool them one by one takes less time than many more rounds
@@ -31,44 +32,60 @@ def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
     neighbour per round, as on smooth counts, few remaining elements are pooled one by one, and many by
     :func:`number_pav_blocks`.
     """
-    targets, mass = targets.detach(), (targets + nontargets).detach()
+    targets = targets.detach()
+    mass = (targets + nontargets.detach()).contiguous()
     if not is_numpy_ready(targets):
         return number_pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
-    is_used = (mass != 0) & (mass.sum(-1, keepdim=True) > 0)  # False for a row with NaN
-    first = is_used.flatten().nonzero().flatten()
-    row, targets, masses = first // mass.shape[-1], targets.flatten()[first], mass.flatten()[first]
-    share = targets / masses
+    mass_of_element = mass.numpy()
+    # False for a row with NaN.
+    is_used = (mass_of_element != 0) & (mass_of_element.sum(-1, keepdims=True) > 0)
+    first = np.flatnonzero(is_used)
+    row = first // max(1, mass.shape[-1])
+    starts = _pool_in_rounds(row, targets.numpy().reshape(-1)[first], mass_of_element.reshape(-1)[first])
+    begins = np.zeros(mass_of_element.shape, dtype=np.int64)
+    begins.reshape(-1)[first[starts]] = 1
+    return torch.from_numpy(np.maximum(begins.cumsum(-1) - 1, 0))
+
+
+def _pool_in_rounds(row: Array, targets: Array, masses: Array) -> Array:
+    """Return the first element of every PAV block, of elements with mass in rows that are pooled by themselves."""
+    first = np.arange(len(row))
     for _ in range(_ROUNDS):
-        fresh = row[1:] != row[:-1]
-        begins = pad((share[1:] > share[:-1]) | fresh, (1, 0), value=True)
-        run = begins.cumsum(0) - 1
-        pooled = len(run) - 1 - int(run[-1]) if len(run) else 0
-        if pooled == 0 or 8 * pooled < len(run) <= _FEW:
-            break
-        first, row = first[begins], row[begins]
-        targets, masses = (part.new_zeros(len(first)).index_add(0, run, part) for part in (targets, masses))
         share = targets / masses
-    if pooled and len(first) <= _FEW:
-        first = first[_find_starts_sequentially(row, targets, masses)]
-    elif pooled:
-        # No row's shares reach those of the next, so none is pooled with it.
-        first = first[number_pav_blocks(share + 2 * row, masses).diff(prepend=row.new_full((1,), -1)) > 0]
-    begins = torch.zeros(mass.numel(), dtype=torch.int64, device=mass.device)
-    begins[first] = 1
-    return (begins.view(mass.shape).cumsum(-1) - 1).clamp(min=0)
+        begins = np.ones(len(share), dtype=bool)
+        begins[1:] = (share[1:] > share[:-1]) | (row[1:] != row[:-1])
+        starts = np.flatnonzero(begins)
+        pooled = len(share) - len(starts)
+        if pooled == 0:
+            return first
+        if 8 * pooled < len(share) <= _FEW:
+            break
+        first = first[starts]
+        row = row[starts]
+        targets = np.add.reduceat(targets, starts)
+        masses = np.add.reduceat(masses, starts)
+    if len(first) <= _FEW:
+        return first[_find_starts_sequentially(row, targets, masses)]
+    # No row's shares reach those of the next, so none is pooled with it.
+    levels = torch.from_numpy((targets / masses + 2 * row).astype(masses.dtype))
+    number = number_pav_blocks(levels, torch.from_numpy(masses)).numpy()
+    return first[np.flatnonzero(np.diff(number, prepend=-1) > 0)]
 
 
-def _find_starts_sequentially(row_of_element: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
+def _find_starts_sequentially(row_of_element: Array, targets: Array, masses: Array) -> list[int]:
     """Return the first element of every block.
 
     One after the other, each element pools the blocks before it in its row while their share is not below its own.
     """
-    begins, blocks = list[int](), list[tuple[int, float, float]]()
+    begins: list[int] = []
+    blocks: list[tuple[int, float, float]] = []
     elements = zip(row_of_element.tolist(), targets.tolist(), masses.tolist(), strict=True)
     for begin, (row, target, mass) in enumerate(elements):
         while blocks and blocks[-1][0] == row and blocks[-1][1] / blocks[-1][2] >= target / mass:
-            begin, (_, more, weight) = begins.pop(), blocks.pop()
-            target, mass = target + more, mass + weight
+            begin = begins.pop()
+            _, more, weight = blocks.pop()
+            target += more
+            mass += weight
         begins.append(begin)
         blocks.append((row, target, mass))
     return begins
