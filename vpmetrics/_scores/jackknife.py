@@ -381,48 +381,72 @@ def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
 
 def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, confidence: float) -> dict[str, Tensor]:
     """Return values, and both ends of each that has an interval: NaN without a jackknife, or where undefined."""
-    result, is_lost = {}, []
+    known_keys: list[str] = []
+    if jackknife is not None:
+        known_keys = [key for key in values if key in jackknife.changes and scalar(key).has_interval]
+    ends = _intervals_of_keys(values, jackknife, known_keys, confidence) if jackknife is not None and known_keys else {}
+    result: dict[str, Tensor] = {}
     for key, value in values.items():
-        result[key], entry = value, scalar(key)
-        if not entry.has_interval:
-            continue
-        ends = (torch.full_like(value, torch.nan),) * 2
-        if jackknife is not None and key in jackknife.changes:
-            (changes, bias, groups), bounds = jackknife, entry.range_among(len(jackknife.groups.labels))
-            replicates = widen(value) + changes[key]
-            ends = jackknife_interval(
-                value, replicates, confidence, *bounds, groups.kept_over_dropped, bias.get(key, 0.0)
-            )
-            if not entry.needs_many_trials:
-                is_lost.append(ends[0].isnan() & ~value.isnan())
-        result |= {f"{key}{suffix}": end for suffix, end in zip(CI_SUFFIXES, ends, strict=True)}
-    if is_lost:
-        reason = "A number is undefined or infinite without one of the speakers, so it has no interval."
-        warn_undefined(reason, torch.stack(is_lost).any())
+        result[key] = value
+        if scalar(key).has_interval:
+            unknown = torch.full_like(value, torch.nan)
+            low, high = ends.get(key, (unknown, unknown))
+            result[f"{key}{CI_SUFFIXES[0]}"] = low
+            result[f"{key}{CI_SUFFIXES[1]}"] = high
     return result
+
+
+def _intervals_of_keys(
+    values: Mapping[str, Tensor], jackknife: Jackknife, keys: Sequence[str], confidence: float
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return both ends of each key, all at once; warn where an interval is lost."""
+    num_speakers = len(jackknife.groups.labels)
+    value = torch.stack([widen(values[key].detach()) for key in keys])
+    changes = torch.stack([widen(jackknife.changes[key]) for key in keys])
+    ranges = value.new_tensor([scalar(key).range_among(num_speakers) for key in keys])
+    no_bias = value.new_zeros(())
+    bias = torch.stack([widen(jackknife.bias.get(key, no_bias)) for key in keys])
+    ends = jackknife_interval(
+        value,
+        value[:, None] + changes,
+        confidence,
+        ranges[:, 0],
+        ranges[:, 1],
+        jackknife.groups.kept_over_dropped,
+        bias,
+    )
+    # Where trials are few some numbers are undefined, as documented.
+    is_told = torch.tensor([not scalar(key).needs_many_trials for key in keys], device=value.device)
+    reason = "A number is undefined or infinite without one of the speakers, so it has no interval."
+    warn_undefined(reason, (ends[0].isnan() & ~value.isnan() & is_told).any())
+    lows = ends[0].unbind()
+    highs = ends[1].unbind()
+    intervals: dict[str, tuple[Tensor, Tensor]] = {}
+    for number, key in enumerate(keys):
+        dtype = values[key].dtype
+        intervals[key] = (lows[number].to(dtype), highs[number].to(dtype))
+    return intervals
 
 
 def profile_interval(
     counts: ReplicateCellCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
 ) -> tuple[Tensor, Tensor]:
     """Return both ends of the interval of the minimum cross-entropy ``(P,)`` at each prior."""
-    steps, ends = counts.measure_input.counts.ascending, []
-    highest = prior_entropy(prior_log_odds).tolist()
-    for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
-        replicates = minimum_cross_entropy(steps, odds[None])[:, 0]
-        replicates = value + replicates[1:] - replicates[0]
-        interval = jackknife_interval(value, replicates, confidence, 0.0, most, counts.groups.kept_over_dropped)
-        ends.append(torch.stack(interval))
-    low, high = torch.stack(ends, dim=1)
-    return low, high
+    steps = counts.measure_input.counts.ascending
+    # One prior at a time, since every one of some hundred needs all cells of all replicates.
+    columns = [minimum_cross_entropy(steps, odds[None]) for odds in prior_log_odds]
+    replicates = torch.cat(columns, dim=1).T
+    replicates = profile[:, None] + replicates[:, 1:] - replicates[:, :1]
+    highest = prior_entropy(prior_log_odds)
+    return jackknife_interval(profile, replicates, confidence, 0.0, highest, counts.groups.kept_over_dropped)
 
 
 def jackknife_interval(
     value: Tensor,
     replicates: Tensor,
     confidence: float,
-    lowest: float = -math.inf,
-    highest: float = math.inf,
+    lowest: Tensor | float = -math.inf,
+    highest: Tensor | float = math.inf,
     kept_over_dropped: float | None = None,
     bias: Tensor | float | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -440,37 +464,51 @@ def jackknife_interval(
     is a Clopper-Pearson bound.
 
     Args:
-        value: The number, ``()``.
-        replicates: The number without each group, ``(G,)``; ends are NaN where one is undefined, or for fewer than 3.
+        value: The numbers, ``(...)``.
+        replicates: The numbers without each group, ``(..., G)``; ends are NaN where one is undefined, or for fewer
+            than 3.
         confidence: Confidence level.
-        lowest: Lower end of the range.
-        highest: Upper end of the range.
+        lowest: Lower end of the range of each number.
+        highest: Upper end of the range of each number.
         kept_over_dropped: Speakers kept over speakers left out, :math:`r`; ``G - 1`` when left out.
         bias: What to subtract from the value; :math:`b` when left out.
     """
     estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
     wide = widen(value.detach())
-    reach = students_t_quantile(confidence, max(len(replicates) - 1, 1)) * error
-    bound = clopper_pearson_or_0(wide, reach, len(replicates), confidence, lowest, highest)
-    low, high = torch.minimum(estimate - reach, wide - bound), torch.maximum(estimate + reach, wide + bound)
-    return low.clamp(lowest, highest).to(value.dtype), high.clamp(lowest, highest).to(value.dtype)
+    num_groups = replicates.shape[-1]
+    reach = students_t_quantile(confidence, max(num_groups - 1, 1)) * error
+    bound = clopper_pearson_or_0(wide, reach, num_groups, confidence, lowest, highest)
+    low = torch.minimum(estimate - reach, wide - bound)
+    high = torch.maximum(estimate + reach, wide + bound)
+    lowest_end = torch.as_tensor(lowest, dtype=wide.dtype, device=wide.device)
+    highest_end = torch.as_tensor(highest, dtype=wide.dtype, device=wide.device)
+    return low.clamp(lowest_end, highest_end).to(value.dtype), high.clamp(lowest_end, highest_end).to(value.dtype)
 
 
 def _jackknife_estimate(
     value: Tensor, replicates: Tensor, kept_over_dropped: float | None, bias: Tensor | float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the value without its bias, and its standard error; NaN for fewer than three replicates."""
-    value, replicates = widen(value.detach()), widen(replicates.detach())
-    if len(replicates) < FEWEST_SPEAKERS:
+    """Return the values without their bias, and their standard errors; NaN for fewer than three replicates."""
+    value = widen(value.detach())
+    replicates = widen(replicates.detach())
+    num_groups = replicates.shape[-1]
+    if num_groups < FEWEST_SPEAKERS:
         return torch.full_like(value, torch.nan), torch.full_like(value, torch.nan)
-    ratio = len(replicates) - 1 if kept_over_dropped is None else kept_over_dropped
-    mean = replicates.mean()
-    bias = ratio * (mean - value) if bias is None else bias
-    return value - bias, (ratio * (replicates - mean).square().mean()).sqrt()
+    ratio = num_groups - 1 if kept_over_dropped is None else kept_over_dropped
+    mean = replicates.mean(-1)
+    if bias is None:
+        bias = ratio * (mean - value)
+    variance = ratio * (replicates - mean[..., None]).square().mean(-1)
+    return value - bias, variance.sqrt()
 
 
 def clopper_pearson_or_0(
-    value: Tensor, jackknife_reach: Tensor, speakers: int, confidence: float, lowest: float, highest: float
+    value: Tensor,
+    jackknife_reach: Tensor,
+    speakers: int,
+    confidence: float,
+    lowest: Tensor | float,
+    highest: Tensor | float,
 ) -> Tensor:
     """Return the reach of a Clopper-Pearson bound for a value at one end of its range that no replicate moves; else 0.
 
@@ -480,13 +518,16 @@ def clopper_pearson_or_0(
         >>> round(float(clopper_pearson_or_0(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2)
         0.14
     """
-    width = highest - max(lowest, 0.0)
-    if not math.isfinite(width) or speakers == 0:
+    if speakers == 0:
         return torch.zeros_like(value)
+    low = torch.as_tensor(lowest, dtype=value.dtype, device=value.device)
+    high = torch.as_tensor(highest, dtype=value.dtype, device=value.device)
+    width = high - low.clamp(min=0)
     tolerance = width * 1e-6
-    is_at_end = (value <= lowest + tolerance) | (value >= highest - tolerance)
-    is_still = (is_at_end & (jackknife_reach <= tolerance)).to(value.dtype)
-    return is_still * (width * (1.0 - math.pow(1 - confidence, 1 / speakers)))
+    is_at_end = (value <= low + tolerance) | (value >= high - tolerance)
+    is_still = is_at_end & (jackknife_reach <= tolerance) & width.isfinite()
+    share = 1.0 - math.pow(1 - confidence, 1 / speakers)
+    return torch.where(is_still, width * share, 0)
 
 
 @cache
