@@ -199,3 +199,14 @@ def test_sessions_are_those_of_the_protected_manifest(tmp_path):
     (tmp_path / "p.csv").write_text("path,utterance,session\nx.wav,1,day\nx.wav,2,night\n")
     protected = pair_recordings(tmp_path / "o.csv", tmp_path / "p.csv").protected
     assert [(one.speaker, one.session, one.group) for one in protected] == [("ann", "day", "f"), ("bob", "night", "m")]
+
+
+@pytest.mark.parametrize("names", [["128104/1272-128104-0000", "128104/1272-128104-0001", "135031/1272-135031-0000"]])
+def test_chapters_of_a_speaker_of_librispeech_are_no_speakers(tmp_path, names):
+    for name in names:
+        path = tmp_path / f"{name}.flac"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    recordings = list_recordings(tmp_path)
+    assert {one.speaker for one in recordings.items} == {"1272"}
+    assert "(1 speakers, 3 recordings)" in recordings.assumptions[0]

@@ -240,3 +240,28 @@ def test_average_of_2026_covers_languages_of_mixed_sex(tmp_path, libri, monkeypa
     for language in ("de", "fr"):
         assert system.groups[f"{language}_test_mixed"].get_or_nan("eer", "PP") == pytest.approx(expected, abs=1e-9)
     assert any("compared by 2 encoders" in note for note in system.notes)
+
+
+def test_speakers_of_librispeech_are_inferred_and_said_once(tmp_path, evaluate_challenge, libri, libri_measures):
+    write_data(tmp_path, libri)
+    write_vectors(tmp_path / "exp", libri, "", "_anon")
+    for path in [*tmp_path.rglob("utt2spk"), *tmp_path.rglob("idx2spk")]:
+        path.unlink()
+    (system,) = evaluate_challenge(tmp_path, "--no-attacks")
+    assert_expected(system, libri_measures)
+    notes = [note for note in system["notes"] if "speakers are the first part of names" in note]
+    assert len(notes) == 1
+    assert not any("utt2spk" in note for note in system["notes"])
+    assert system["scalars"]["op_eer_high"] > system["scalars"]["op_eer"]
+    assert system["scalars"]["deid"] > 0
+
+
+def test_speakers_of_scores_are_inferred_from_names(tmp_path, evaluate_challenge, libri, libri_measures):
+    write_data(tmp_path, libri)
+    write_scores(tmp_path / "exp", libri, "_anon")
+    for path in tmp_path.rglob("utt2spk"):
+        path.unlink()
+    (system,) = evaluate_challenge(tmp_path)
+    assert_expected(system, libri_measures)
+    assert sum("speakers are the first part of names" in note for note in system["notes"]) == 1
+    assert not any("utt2spk" in note for note in system["notes"])

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 from vpmetrics._util.scalar import printable
+from vpmetrics._util.utterance_names import speaker_of_known_name
 from vpmetrics.audio.reading import SUFFIXES, AudioError
 
 
@@ -315,8 +316,13 @@ def _set_speakers(items: Sequence[Recording], speaker_of: Callable[[str], str | 
 
 
 def _guess_speakers(items: Sequence[Recording]) -> RecordingsAndAssumptions:
-    """Set speakers by folder or by file name, the first that gives several speakers; none if neither does."""
+    """Set speakers by names of a known corpus, by folder or by file name; none if nothing gives several speakers."""
     parts = [PurePosixPath(one.utterance).parts for one in items]
+    known = [speaker_of_known_name(names[-1]) for names in parts]
+    if None not in known:  # even of a single speaker, whose chapters are folders
+        named_items = tuple(one._replace(speaker=speaker) for one, speaker in zip(items, known, strict=True))
+        text = _describe_speakers("Speakers are the first part of file names", named_items)
+        return RecordingsAndAssumptions(named_items, (text,))
     matches = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
     words = [match and match[1] for match in matches]
     columns = [list(column) for column in zip(*(names[:-1] for names in parts), strict=False)]

@@ -18,6 +18,7 @@ import polars as pl
 
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.inputs import InputError, describe_error, quote
+from vpmetrics._util.utterance_names import INFERRED_SPEAKERS, describe_inferred_speakers, infer_speakers
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
 from vpmetrics.readers.embeddings import Column, EmbeddingFiles, merge_columns_by_utterance
 from vpmetrics.readers.formats import VECTOR_FILE
@@ -230,14 +231,19 @@ def read_listed_trials(
             is_labelled = all("is_target" in file.frame.columns for file in files.values())
             key = None if is_labelled else read_key(trial_set.lists.find_trials(trial_set.trial))
             trials_by_set[trial_set.name] = {condition: label_trials(file, key) for condition, file in files.items()}
-            speaker_of |= listed_speakers or _read_listed_speakers(trial_set)
+            speakers = listed_speakers or _read_listed_speakers(trial_set)
+            if not speakers:
+                tested = {name for file in files.values() for name in file.frame["trial"].unique().to_list()}
+                speakers = infer_speakers(sorted(tested))
+                notes += [describe_inferred_speakers(speakers)] if speakers else []
+            speaker_of |= speakers
         else:
             of_set = _read_trial_embeddings(trial_set, result.suffix, listed_speakers)
             listed = score_protocol(of_set.original, of_set.protected, of_set.protocol, scoring)
             embeddings += [of_set] if trial_set.name in result.pooled_sets else []
             trials_by_set[trial_set.name] = listed.trials
             speaker_of |= of_set.protocol.speaker_of
-            notes += listed.notes
+            notes += [*of_set.notes, *listed.notes]
     trials, columns = {}, ("enrol", "trial", "score", "is_target")
     for condition in WITHOUT_SESSIONS:
         scored = {name: of_set[condition] for name, of_set in trials_by_set.items() if condition in of_set}
@@ -249,7 +255,20 @@ def read_listed_trials(
         notes.append(f"{encoders}, so read the average of sets, not the pooled trials")
     if result.is_read_from_scores:
         notes.append("no DeID and no G_VD: they need embeddings, and the folder has only scores")
+    notes = _keep_first_notes_on_speakers(notes)
     return ListedTrials(trials, speaker_of, tuple(trials_by_set), tuple(notes), result.pooled_sets), embeddings
+
+
+def _keep_first_notes_on_speakers(notes: Sequence[str]) -> list[str]:
+    """Return the notes, with the one that says how speakers were inferred once, not for every set."""
+    kept: list[str] = []
+    is_said = False
+    for note in notes:
+        is_on_speakers = note.startswith(INFERRED_SPEAKERS)
+        if not (is_on_speakers and is_said):
+            kept.append(note)
+        is_said = is_said or is_on_speakers
+    return kept
 
 
 def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str]) -> TrialEmbeddings:
@@ -273,10 +292,15 @@ def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Ma
             if "speakers" in arrays.by_name:
                 speaker_of |= zip(arrays.utterances or [], arrays.load("speakers").tolist(), strict=True)
         speaker_of |= _read_listed_speakers(trial_set)
+    notes: tuple[str, ...] = ()
     if not set(enrolled) <= set(speaker_of):
-        raise InputError(f"expected the speakers of {enrol}, but found no {enrol}/utt2spk", lists.folder)
+        utterances = {*enrolled, *(name for side in sides for name in side.utterances or ())}
+        speaker_of = infer_speakers(sorted(utterances))
+        if not speaker_of:
+            raise InputError(f"expected the speakers of {enrol}, but found no {enrol}/utt2spk", lists.folder)
+        notes = (describe_inferred_speakers(speaker_of),)
     protocol = read_protocol([lists.find_trials(trial_set.trial)], enrolled, speaker_of)
-    return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name)
+    return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name, notes)
 
 
 def _read_listed_speakers(trial_set: TrialSet) -> dict[str, str]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vpmetrics._util.inputs import Array, InputError, format_suffix, quote, shorten
 from vpmetrics._util.scalar import printable
+from vpmetrics._util.utterance_names import describe_inferred_speakers, infer_speakers
 from vpmetrics._utterances.encoders import Encoder
 from vpmetrics.readers.formats import READERS, Arrays, read_arrays
 from vpmetrics.readers.options import RowOptions
@@ -194,7 +195,7 @@ class EmbeddingFiles:
         return Column(np.array(labels), names, path, path)
 
     def read_speakers(self, source: str | None, pattern: str | None, original: Column) -> Column:
-        """Return the speaker of every row: from ``source``, by the first group of a pattern, or from the originals."""
+        """Return the speaker of every row: from ``source``, by a pattern, from the originals, or by known names."""
         if source is not None:
             return self.read_labels(source, "speakers")
         if pattern is not None and original.utterances is None:
@@ -208,10 +209,18 @@ class EmbeddingFiles:
             return original._replace(values=np.array(speakers), alias=None)
         if self.has_speakers(original):
             return self.read_column(original.path, "speakers")
+        if speaker_of := infer_speakers(original.utterances or ()):
+            return original._replace(values=np.array(list(speaker_of.values())), alias=None)
         if original.utterances is not None:
             remedy = "give --utt2spk FILE, or --speaker-pattern REGEX, as '^[^-_]+'"
             raise InputError(f"expected the speaker of every utterance, but got none; {remedy}", original.source)
         return self.read_column(None, "speakers")
+
+    def describe_inferred_speakers(self, column: Column, options: RowOptions) -> tuple[str, ...]:
+        """Return a sentence on speakers where only the names of utterances tell them; none otherwise."""
+        is_given = options.speakers is not None or options.speaker_pattern is not None
+        inferred = {} if is_given or self.has_speakers(column) else infer_speakers(column.utterances or ())
+        return (describe_inferred_speakers(inferred),) if inferred else ()
 
     def has_speakers(self, column: Column) -> bool:
         """Return whether the file of some embeddings has their speakers, too."""
@@ -267,6 +276,7 @@ def read_embeddings(
         notes += (f"rows of {sources} were paired by position: they have no names",)
     if "original" not in columns:
         notes += (NO_ORIGINALS,)
+    notes += files.describe_inferred_speakers(columns[first_side], options)
     embeddings = mark_listed_references(_pack_columns(columns, notes), columns[first_side].utterances, options)
     if options.groups is None:
         return embeddings

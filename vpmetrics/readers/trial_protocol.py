@@ -232,12 +232,16 @@ def look_up_speakers_or_null(names: pl.Series, speaker_of: Mapping[str, str]) ->
 
 
 class TrialEmbeddings(NamedTuple):
-    """Both sides of some lists of trials; ``group`` is the name of these lists where a system has several."""
+    """Both sides of some lists of trials; ``group`` is the name of these lists where a system has several.
+
+    ``notes`` say how they were read.
+    """
 
     original: Column
     protected: Column
     protocol: Protocol
     group: str = ""
+    notes: tuple[str, ...] = ()
 
     def list_utterances(self) -> tuple[set[str], set[str]]:
         """Return the utterances that speakers are enrolled with, and those tested."""
