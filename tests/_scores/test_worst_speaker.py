@@ -110,8 +110,10 @@ def test_partitions_are_permuted_by_themselves():
     ]
     found = find_worst_speaker([[plain(*sides)]], original.speakers.unique())
     assert 0.05 < found.p <= 1
-    rotated = rotate_speakers(torch.tensor([0, 0, 1, 1, 1]), torch.tensor([True, True, True, False, True]), 1)
-    assert rotated.tolist() == [1, 0, 4, 3, 2]
+    rotated = rotate_speakers(
+        torch.tensor([0, 0, 1, 1, 1]), torch.tensor([True, True, True, False, True]), torch.tensor([0, 1])
+    )
+    assert rotated.tolist() == [[0, 1, 2, 3, 4], [1, 0, 4, 3, 2]]
 
 
 def test_small_blocks_change_nothing(monkeypatch):

@@ -30,6 +30,7 @@ from vpmetrics._util.validation import check_bandwidth, check_trials, warn_first
 T = TypeVar("T")
 Finder = Callable[[Tensor], list[Tensor]]
 
+_MOST_TARGET_CELLS = 1 << 12  # of target scores
 _CELLS = 1 << 16  # equal cells of the score axis
 
 
@@ -314,6 +315,20 @@ def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
     # Sorting puts NaN last.
     last = torch.cat([part[-1:] for part in ordered])
     return mark_undefined(StepsOfBothSigns(ascending, descending), last.isnan().any())
+
+
+def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
+    """Return edges that make a cell of every target score, and one of the scores between two of them.
+
+    Counts in these cells give the same calibration as the scores, and as the negated scores: a block of PAV begins or
+    ends at a target. Of very many targets, evenly spaced ones have a cell.
+    """
+    values = torch.cat([scores.flatten() for scores in targets])
+    values = values[values.isfinite()].unique()
+    stride = -(-len(values) // _MOST_TARGET_CELLS) or 1
+    values = values[::stride]
+    above = torch.nextafter(values, torch.full_like(values, torch.inf))
+    return torch.stack([values, above], dim=1).flatten()
 
 
 def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> StepsOfBothSigns:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.measures import expected_disclosure, linkability_of_bins
-from vpmetrics._scores.score_counts import steps_of_both_signs
+from vpmetrics._scores.score_counts import Steps
 from vpmetrics._scores.trial_rows import TrialRows, round_scores
 from vpmetrics._util.dtypes import wide_dtype, widen
 from vpmetrics._utterances.utterances import Utterances, add_counts, count_values
@@ -141,15 +141,16 @@ def lay_cells(trials: _OwnTrials, num_cells: int = _CELLS) -> Tensor:
     return torch.cat(edges).unique() if edges else scores.new_zeros(1)
 
 
-def rotate_speakers(partition: Tensor, has_rows: Tensor, shift: int) -> Tensor:
-    """Return for each speaker the speaker ``shift`` places further in the same partition, ``(S,)``.
+def rotate_speakers(partition: Tensor, has_rows: Tensor, shifts: Tensor) -> Tensor:
+    """Return for each shift and speaker the speaker so many places further in the same partition, ``(K, S)``.
 
     Speakers without enrolment rows stay where they are.
     """
-    new_speaker = torch.arange(len(partition), device=partition.device)
+    new_speaker = torch.arange(len(partition), device=partition.device).repeat(len(shifts), 1)
     for name in partition.unique():  # two or three: sexes, data sets
         members = ((partition == name) & has_rows).nonzero().flatten()
-        new_speaker[members] = members.roll(-shift)
+        place = torch.arange(len(members), device=partition.device)
+        new_speaker[:, members] = members[(place + shifts[:, None]) % max(1, len(members))]
     return new_speaker
 
 
@@ -213,7 +214,7 @@ def _count_speakers(
 ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
     """Yield adjacent speakers and their counts: targets, non-targets ``(S, C)``, permuted targets ``(K, S, C)``."""
     has_rows = trials.num_rows > 0
-    partner = torch.stack([rotate_speakers(trials.partition, has_rows, shift) for shift in shifts])
+    partner = rotate_speakers(trials.partition, has_rows, torch.tensor(shifts, device=has_rows.device))
     longest = max(1, int(trials.num_rows.amax()))
     per_row = max(1, len(trials.rows.enrolment), len(shifts) * longest)
     most_rows = max(1, _MOST_SCORES // per_row)
@@ -233,8 +234,9 @@ def _count_speakers(
 
 def _better_sign_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
     """Return D_ECE of counts ``(..., C)`` by cell, for scores or for negated scores: the larger one."""
-    ascending, descending = steps_of_both_signs(targets, nontargets)
-    return torch.maximum(expected_disclosure(ascending), expected_disclosure(descending))
+    both_targets = torch.stack([targets, targets.flip(-1)])
+    both_nontargets = torch.stack([nontargets, nontargets.flip(-1)])
+    return expected_disclosure(Steps(targets.new_empty(0), both_targets, both_nontargets)).amax(0)
 
 
 def _drop_empty_cells(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,7 +335,7 @@ def linkability_by_chance(rows: TrialRows, edges: Tensor) -> Tensor:
     num_shifts = min(_LINKABILITY_SHIFTS, int(count_values(trials.partition, len(trials.label)).amax()) - 1)
     if num_shifts < 1:
         return torch.full((), torch.nan, dtype=torch.float64, device=edges.device)
-    shifts = range(1, num_shifts + 1)
+    shifts = list(range(1, num_shifts + 1))
     bin_edges = edges[edges.isfinite()].to(rows.enrolment_rows.dtype)
     nontargets = torch.zeros(len(bin_edges) + 1, dtype=torch.int64, device=edges.device)
     targets = torch.zeros(num_shifts, len(bin_edges) + 1, dtype=torch.int64, device=edges.device)

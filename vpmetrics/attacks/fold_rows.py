@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 from vpmetrics._utterances.utterances import Utterances
 from vpmetrics.attacks.moments import divide_by_norm
 
+_FEW_ROWS_PER_MEMBER = 32
+
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
@@ -57,7 +59,13 @@ class WeightedRows:
 
 def _average_rows(rows: Tensor, members: Tensor, is_cosine: bool) -> Tensor:
     """Return the mean of the member rows, ``(K, A, C, d)``, from rows ``(A, R, d)`` and members ``(K, C, L)``."""
-    means = rows[:, members].mean(-2).movedim(0, 1)
+    num_draws, num_conversations, length = members.shape
+    if rows.shape[1] <= _FEW_ROWS_PER_MEMBER * length:  # one product is faster than gathering all members
+        share = rows.new_zeros(num_draws * num_conversations, rows.shape[1])
+        share.scatter_add_(1, members.flatten(0, 1), share.new_full((), 1 / length).expand(len(share), length))
+        means = (share @ rows).unflatten(1, (num_draws, num_conversations)).movedim(0, 1)
+    else:
+        means = rows[:, members].mean(-2).movedim(0, 1)
     return divide_by_norm(means) if is_cosine else means
 
 

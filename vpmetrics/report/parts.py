@@ -14,13 +14,13 @@ from vpmetrics._identification.conversations import DRAWS, ConversationScores, s
 from vpmetrics._identification.identification import Identification
 from vpmetrics._identification.population import ConversationProtocol, PopulationRates
 from vpmetrics._identification.singling_out import singling_out_rates
-from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
+from vpmetrics._scores.condition_scores import ConditionScores, collect_pair_scores
+from vpmetrics._scores.group_sums import SumsWithoutGroups
 from vpmetrics._scores.jackknife import (
     Jackknife,
     JackknifeGroups,
     ReplicateCellCounts,
     count_replicates,
-    count_trial_replicates,
     make_jackknife,
     replicate_diagonal_dominance,
 )
@@ -32,6 +32,7 @@ from vpmetrics._scores.measures import (
     linkability_edges,
 )
 from vpmetrics._scores.pair_blocks import PairBlocks
+from vpmetrics._scores.score_counts import Steps, lay_edges_at_targets
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._scores.speaker_disclosure import (
     SpeakerDisclosure,
@@ -42,10 +43,10 @@ from vpmetrics._scores.speaker_disclosure import (
 from vpmetrics._scores.speaker_similarity import SimilaritySummary, summarise_similarity
 from vpmetrics._scores.trial_rows import TrialRows, make_plain_rows
 from vpmetrics._scores.worst_speaker import linkability_by_chance
-from vpmetrics._util.dtypes import wide_dtype
+from vpmetrics._util.dtypes import wide_dtype, widen
 from vpmetrics._util.validation import suppress_warnings, warn_if
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS, Condition
-from vpmetrics._utterances.utterances import EvaluationData
+from vpmetrics._utterances.utterances import EvaluationData, add_counts
 from vpmetrics.attacks.features import PROFILES
 from vpmetrics.report.trial_report import ScoredTrials, calibrate_across_session_halves, mean_c_ece
 
@@ -431,10 +432,9 @@ def compute_conversations(
         )
 
     with suppress_warnings():
-        candidates = _measure_conversations(score([folds.plain]), groups)
-        if folds.attacked is not None:
-            # The first direction alone: signs are part of the attack.
-            candidates += _measure_conversations(score(folds.attacked), groups)[:1]
+        candidates = _measure_conversations(score([folds.plain]), groups, num_signs=2)
+        if folds.attacked is not None:  # signs are part of the attack
+            candidates += _measure_conversations(score(folds.attacked), groups, num_signs=1)
     disclosures = torch.stack([candidate.d_ece for candidate in candidates])
     best = candidates[int(disclosures.nan_to_num(-torch.inf).argmax())]
     chances = torch.stack([candidate.chance for candidate in candidates])
@@ -443,33 +443,52 @@ def compute_conversations(
     return ConversationsPart(scalars, best.replicates)
 
 
-def _measure_conversations(scored: ConversationScores, groups: JackknifeGroups | None) -> list[_Candidate]:
-    """Return the numbers of conversations for scores, and for negated scores."""
-    scores = collect_trial_scores(scored.scores, scored.is_target)
-    chance_scores = collect_trial_scores(scored.chance_scores, scored.is_chance_target)
-    counts = None
-    if groups is not None and scores.is_defined:
-        places = torch.searchsorted(groups.labels, scored.labels.contiguous())
-        counts = count_trial_replicates(scores, scored.scores, scored.is_target, places, groups)
-    candidates = []
-    for sign in (0, 1):
-        steps = scores.counts[sign]
-        replicates = None
-        if counts is not None and groups is not None:
-            steps_of_replicates = counts.measure_input.counts[sign]
-            values = {
-                "d_ece_conversation": expected_disclosure(steps_of_replicates),
-                "found_in_100_conversation": found_among_of_steps(steps_of_replicates),
-            }
-            replicates = make_jackknife(values, groups, counts.min_speakers_per_class)
-        candidate = _Candidate(
-            expected_disclosure(steps),
-            expected_disclosure(chance_scores.counts[sign]),
-            found_among_of_steps(steps),
-            replicates,
-        )
-        candidates.append(candidate)
-    return candidates
+def _measure_conversations(
+    scored: ConversationScores, groups: JackknifeGroups | None, num_signs: int
+) -> list[_Candidate]:
+    """Return the numbers of conversations for scores and, with two signs, for negated scores."""
+    edges = lay_edges_at_targets([scored.scores[scored.is_target], scored.chance_scores[scored.is_chance_target]])
+    num_cells = len(edges) + 1
+    # Trials and then trials by chance; non-targets and then targets.
+    counts = torch.zeros(2, 2, num_cells, dtype=torch.int64, device=edges.device)
+    cell = torch.bucketize(scored.scores, edges, right=True)
+    chance_cell = torch.bucketize(scored.chance_scores, edges, right=True)
+    add_counts(counts[0].view(-1), cell + num_cells * scored.is_target)
+    add_counts(counts[1].view(-1), chance_cell + num_cells * scored.is_chance_target)
+    both_signs = torch.stack([counts, counts.flip(-1)][:num_signs], dim=1)  # (2, signs, 2, C)
+    nontargets, targets = widen(both_signs).unbind(2)
+    has_nan = scored.scores.isnan().any() | scored.chance_scores.isnan().any()
+    steps = Steps(edges, targets, nontargets)
+    disclosure, chance = torch.where(has_nan, torch.nan, expected_disclosure(steps))
+    found = torch.where(has_nan, torch.nan, found_among_of_steps(steps))[0]
+    replicates: list[Jackknife | None] = [None] * num_signs
+    if groups is not None and not bool(disclosure[0].isnan()):
+        replicates = _replicate_conversations(scored, groups, cell, num_cells, num_signs)
+    return [_Candidate(*values) for values in zip(disclosure, chance, found, replicates, strict=True)]
+
+
+def _replicate_conversations(
+    scored: ConversationScores, groups: JackknifeGroups, cell: Tensor, num_cells: int, num_signs: int
+) -> list[Jackknife | None]:
+    """Return the replicates of the numbers of conversations, for scores and for negated scores."""
+    first_group, second_group = groups.group_of_label[torch.searchsorted(groups.labels, scored.labels.contiguous())]
+    counts = []
+    for is_of_class in (~scored.is_target, scored.is_target):
+        sums = SumsWithoutGroups(groups.num_groups, num_cells, torch.int64, cell.device)
+        sums.add(cell[is_of_class], first_group[is_of_class], second_group[is_of_class])
+        counts.append(widen(sums.of_all_and_without_groups()))
+    nontargets, targets = counts
+    num_speakers = min(int((of_class[1:] != of_class[:1]).any(1).sum()) for of_class in counts)
+    jackknives: list[Jackknife | None] = []
+    for is_negated in range(num_signs):
+        order = (-1,) if is_negated else ()
+        steps = Steps(targets.new_empty(0), targets.flip(order), nontargets.flip(order))
+        values = {
+            "d_ece_conversation": expected_disclosure(steps),
+            "found_in_100_conversation": found_among_of_steps(steps),
+        }
+        jackknives.append(make_jackknife(values, groups, num_speakers))
+    return jackknives
 
 
 def compute_population(
