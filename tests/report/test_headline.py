@@ -17,6 +17,7 @@ from vpmetrics.report.comparison import (
 from vpmetrics.report.privacy_report import EvaluatedSystem, _largest_of_conditions
 from vpmetrics.report.summary import (
     comparison_lines,
+    describe_share,
     sort_by_dataset_and_disclosure,
     summary_lines,
     summary_rows,
@@ -77,17 +78,18 @@ def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level)
 @pytest.mark.parametrize(
     ("one", "texts"),
     [
-        (attacked(), ["learns 0.370 of at most 0.721 bit in OP", "chance 0.012",
-         "The strongest attack tried, “fused attacks”, needs pairs of original and protected speech."]),
+        (attacked(), ["an attacker learns 0.370 bit of at most 0.721, OP; chance gives 0.012",
+         "The attacker (fused attacks) needs original speech of the same people, and pairs of original and protected"]),
         (attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6),
-         ["learns 0.667 of at most 0.721 bit in PP", "In OP an attacker learns"]),
+         ["learns 0.667 bit of at most 0.721, PP", "plain comparison, without an attack, 0.600"]),
         (system("x", 0.0, checks=[Check("speakers", "ok", "40")]), ["No attack was tried"]),
     ],
 )  # fmt: skip
 def test_verdict_names_the_strongest_attack(one, texts):
     assert all(text in text_of(one) for text in texts), text_of(one)
     assert ("No attack" in text_of(one)) == (not one.report.attacks)
-    assert summary_rows(one)[0].cell.value == pytest.approx(one.get_or_nan("disclosure"))
+    disclosures = [row.cell.value for row in summary_rows(one) if row.heading.endswith(" disclosure")]
+    assert max(disclosures) == pytest.approx(one.get_or_nan("disclosure"))
 
 
 def test_condition_within_does_not_count_as_disclosure():
@@ -136,6 +138,38 @@ def test_systems_are_ranked_only_within_a_dataset():
     assert {name for name, tone in tones.items() if tone == "best"} == {"a dev", "b test"}
 
 
+def test_risks_are_told_in_words():
+    assert [describe_share(share) for share in (0.85, 0.45, 0.11, 0.01, 0.0)] == [
+        "8 in 10 tries", "1 in 2 tries", "1 in 9 tries", "1 in 100 tries", "no try",
+    ]  # fmt: skip
+    nothing = attacked(op_d_ece_strongest=0.001, op_d_ece=0.001, op_found_in_100=0.009)
+    text = text_of(nothing)
+    assert "learns 0.001 bit of at most 0.721, OP; no more than chance would give" in text
+    assert "found in 1 in 111 tries (0.9 %, OP); no more than chance would give" in text
+    assert "exposed" not in text
+
+
+def test_differences_below_the_printed_digits_are_the_same():
+    before = system("a", 1.0, disclosure=2e-5, disclosure_low=1e-5, disclosure_high=3e-5, deid=0.30001)
+    after = system("b", 1.0, disclosure=4e-4, disclosure_low=3.9e-4, disclosure_high=4.1e-4, deid=0.30004)
+    changes = {row[0].text: row[3].text for row in table_of_changes(before, after).rows}
+    assert changes["disclosure ↓ [bit]"] == changes["DeID ↑ [%]"] == "same"
+    table = table_of_systems([before, after], "t", ["disclosure", "deid"])
+    assert not any(cell.tone for row in table.rows for cell in row)
+
+
+def test_utility_stands_beside_privacy():
+    one = replace(system("a", 1.0), utility={"WER": 4.21, "UAR": 60.0})
+    shown = "\n".join(summary_lines(one))
+    assert "WER" in shown
+    assert "4.21" in shown
+    assert "utility; lower is better" in shown
+    head, *rows = comparison_lines([one, replace(system("b", 2.0), utility={"WER": 5.5})])
+    assert head.split()[-2:] == ["WER", "UAR"]
+    assert rows[0].split()[-2:] == ["4.21", "60"]
+    assert rows[1].split()[-2:] == ["5.5", "–"]
+
+
 LONG = "an_attack_whose_name_goes_on_and_on_without_end_and_without_a_single_space"
 
 
@@ -146,7 +180,7 @@ def test_summaries_fit_a_terminal_of_80_columns(name):
     for lines in (summary_lines(one), comparison_lines([one, system("other", 1.0)])):
         assert max(map(len, lines)) <= 80
         assert all(line.isprintable() for line in lines)
-    assert len(summary_rows(one)) <= 8
+    assert len(summary_rows(one)) <= 12
     assert "<b>" not in one.report._repr_html_()
     assert len(comparison_lines([one] * 3)) == 4
 

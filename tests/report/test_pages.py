@@ -93,7 +93,7 @@ def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):
     }
     key, speakers = write_key(tmp_path / "key", voices), write_utt2spk(tmp_path, voices)
     options = ["--key", key, "--oo", files["B2", "OO"], "--utt2spk", speakers, "--json", tmp_path / "result.json"]
-    run("compare", *(f"{name}={files[name, 'OP']},{files[name, 'PP']}" for name in ("B2", "B2u")), *options)
+    run("scores", *(f"{name}={files[name, 'OP']},{files[name, 'PP']}" for name in ("B2", "B2u")), *options)
     for number, name in enumerate(("B2", "B2u")):
         got, expected = scalars_of(tmp_path / "result.json", number), expected_scalars(voices, name, attacks=None)
         for key in ("deid", "gvd", "op_d_ece", "oo_eer"):
@@ -111,9 +111,10 @@ def test_compare_says_when_originals_differ(tmp_path, capsys):
 def test_demo_trains_measures_and_logs(tmp_path, capsys):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run("demo", "--epochs", "2", "--seed", "3", "--out", tmp_path)
+    out, log_folder = tmp_path / "demo", tmp_path / "demo-tensorboard"
+    run("demo", "--epochs", "2", "--seed", "3", "--out", out)
     shown = capsys.readouterr().out
-    content = results_of(tmp_path / "results.json")
+    content = results_of(out / "results.json")
     assert [system["name"] for system in content["systems"]] == ["B2", "B2r", "B2u", "averaging", "trained"]
     assert all(system["name"] in shown for system in content["systems"])
     assert "In brackets: 95 % confidence intervals" in shown
@@ -121,9 +122,9 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
     trained = content["systems"][-1]["scalars"]
     assert "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u." in shown
     assert f"(within a session {trained['within_d_ece']:.3f} bit)" in shown
-    assert f"tensorboard --logdir {tmp_path / 'tensorboard'}" in shown
-    (events,) = (tmp_path / "tensorboard").rglob("events*")
+    assert f"tensorboard --logdir {log_folder}" in shown
+    (events,) = log_folder.rglob("events*")
     log = EventAccumulator(str(events))
     log.Reload()
     assert log.Scalars("val/privacy/deid")[-1].value == pytest.approx(trained["deid"], abs=1e-5)
-    assert len(Page((tmp_path / "report.html").read_text(encoding="utf-8")).images) == 3
+    assert len(Page((out / "report.html").read_text(encoding="utf-8")).images) >= 3

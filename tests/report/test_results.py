@@ -59,7 +59,7 @@ def test_results_have_the_documented_form_and_record_command_and_settings(tmp_pa
     assert system["trials"]["OO"] == {"target": 270, "nontarget": 1500}
     assert set(content["scalars"]) == set(system["scalars"])
     assert system["headline"]["disclosure"] == system["scalars"]["disclosure"]
-    assert system["headline"]["verdict"] in ("high", "moderate", "low")
+    assert system["headline"]["level"] in ("high", "moderate", "inconclusive")
     assert set(content["files"]) == {path.name for path in (tmp_path / "out").iterdir()} - {"results.json"}
     assert content["scalars"]["op_eer"]["direction"] == "high"
     capsys.readouterr()
@@ -149,10 +149,9 @@ def test_a_model_card_has_front_matter_that_the_hub_reads(title):
     content = yaml.safe_load(front)
     assert [entry["name"] for entry in content["model-index"]] == ["B2: x", "---"]
     (result,) = content["model-index"][0]["results"]
-    assert result["dataset"]["name"] == " ".join(title.split())
+    assert result["dataset"]["name"] == "speech"
     assert result["task"]["type"] == "audio-to-audio"
     values = {metric["type"]: metric["value"] for metric in result["metrics"]}
-    assert values["op_d_ece"] == pytest.approx(float(known.scalars["op_d_ece"]), rel=1e-5)
-    assert values["disclosure"] >= values["op_d_ece"]
+    assert values["op_disclosure"] == pytest.approx(float(known.scalars["disclosure"]), rel=1e-5)
     assert "leakage" in body.lower()
     assert "high above 0.12 bit" in " ".join(body.split())

@@ -105,7 +105,7 @@ def _print_summary(content: Content, options: OutputOptions, console: Console) -
         _print_text(line, console)
     if options.all:
         print_tables(content.tables, console)
-        _print_text(summary.THRESHOLDS, console, "dim")
+        console.print(summary.THRESHOLDS, style="dim", highlight=False)
     if content.intervals:
         _print_text(f"In brackets: {content.intervals}.", console, "dim")
     for note in content.notes:

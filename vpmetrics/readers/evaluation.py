@@ -23,8 +23,9 @@ from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.readers.embeddings import Embeddings
 from vpmetrics.readers.trial_files import Trials, index_names, read_attributes
 from vpmetrics.report.checks import explain_missing_trials
-from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem
+from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem, PrivacyReport
 from vpmetrics.report.trial_report import ScoredTrials, report_trials
+from vpmetrics.report.verdict import make_headline
 from vpmetrics.suite import VoicePrivacy
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def evaluate_embeddings(
             original = embeddings.by_encoder(embeddings.original)
             protected = embeddings.by_encoder(embeddings.protected)
             metric.update(original, protected, speakers, **labels)
-            report = metric.report()
+            report = _name_speakers(metric.report(), embeddings.speaker_names)
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
     notes += _note_wrong_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
@@ -83,6 +84,12 @@ def evaluate_embeddings(
         utterances=len(speakers),
         no_attacks="" if report.attacks else NOT_REQUESTED,
     )
+
+
+def _name_speakers(report: PrivacyReport, names: Sequence[str]) -> PrivacyReport:
+    """Return a report that calls speakers by their names in the files."""
+    report = replace(report, speaker_names=dict(enumerate(names)))
+    return replace(report, headline=make_headline(report))
 
 
 def add_attributes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
@@ -13,14 +14,17 @@ from vpmetrics._scores.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scal
 from vpmetrics._util.inputs import InputError, quote
 from vpmetrics._util.scalar import closest_or_known_names
 from vpmetrics.report.checks import Check, check_identical_systems
+from vpmetrics.report.difference import p_value_of
 from vpmetrics.report.privacy_report import EvaluatedSystem, choose_original_name
 from vpmetrics.report.summary import (
     MOST_BITS,
     Verdict,
+    describe_risks,
     disclosure_of,
     explain_no_attack,
     headline_of,
     rank_competing_by_dataset,
+    ranking_key,
     sort_checks,
     strongest_attack_and_needs,
     verdict_of,
@@ -49,6 +53,9 @@ _CHANGE_KEYS = ["d_ece_strongest", "d_ece", "d_ece_reversed", "eer_strongest", "
 _CHANGE_KEYS += ["l_w", "linkability", "max_d", "alid"]
 
 
+_LEAST_PRINTED = 0.0005  # of three decimals
+
+
 class Pair(NamedTuple):
     """Two systems by name, the scalar they are compared by, and its difference, first minus second."""
 
@@ -56,6 +63,15 @@ class Pair(NamedTuple):
     second: str
     key: str
     difference: Difference
+
+    def other_than(self, name: str) -> str:
+        """Return the other system."""
+        return self.second if self.first == name else self.first
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether the data tell the systems apart, by more than the last digit that is printed."""
+        return self.difference.is_significant and not is_same_as_printed(self.key, float(self.difference.value), 0.0)
 
 
 def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Sequence[str] = ("default",)) -> Table:
@@ -143,12 +159,21 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
 
 def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
     """Return the best value of each data set as text; none where all competing systems have the same."""
-    best = {}
-    for dataset, some in rank_competing_by_dataset(systems).items() if entry.direction else ():
-        cells = [cell for system in some if not math.isnan((cell := _make_system_cell(entry, system)).value)]
-        if len({cell.text for cell in cells}) > 1:
-            best[dataset] = (min if entry.direction == "low" else max)(cells, key=lambda cell: cell.value).text
+    best: dict[str, str] = {}
+    if entry.direction is None:
+        return best
+    for dataset, competing in rank_competing_by_dataset(systems).items():
+        cells = [_make_system_cell(entry, system) for system in competing]
+        known = [cell for cell in cells if not math.isnan(cell.value)]
+        if len({_printed_value(cell) for cell in known}) > 1:
+            choose = min if entry.direction == "low" else max
+            best[dataset] = choose(known, key=lambda cell: cell.value).text
     return best
+
+
+def _printed_value(cell: Cell) -> str:
+    """Return a value by the digits of tables, where very small ones are powers of ten."""
+    return "0" if abs(cell.value) < _LEAST_PRINTED else cell.text
 
 
 def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
@@ -164,28 +189,41 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
 def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict on systems of one data set, ranked."""
-    ranked = [system for system in systems if not math.isnan(headline_of(system).disclosure)]
+    key = ranking_key(systems)
+    ranked = [system for system in systems if not math.isnan(getattr(headline_of(system), key))]
     verdict = verdict_of(systems[0])
     if len(systems) == 1 or not ranked:
-        return verdict._replace(title=f"{systems[0].name}: {verdict.title.lower()}")
-    best, worst = ranked[0], ranked[-1]
-    least, most = (str(disclosure_of(system)) for system in (best, worst))
+        title = f"{systems[0].name}: {verdict.title}" if systems[0].name else verdict.title
+        return verdict._replace(title=title)
+    best = ranked[0]
+    worst = ranked[-1]
+    least = str(disclosure_of(best, key))
+    most = str(disclosure_of(worst, key))
+    source = "from one utterance"
+    if key != "disclosure":
+        source = f"from {headline_of(best).conversation_utterances:.0f} utterances of one person"
     title = f"{best.name} discloses least."
-    sentences = [f"{best.name} discloses {least} bit, {worst.name} {most}, of {MOST_BITS:.3f} at most."]
-    undecided = [pair for pair in pairs if best.name in pair[:2] and not pair.difference.is_significant]
-    if undecided:
-        names = ", ".join(name for pair in undecided for name in pair[:2] if name != best.name)
+    sentences = [
+        f"{best.name} discloses {least} bit {source}, {worst.name} {most}, of {MOST_BITS:.3f} at most.",
+    ]
+    not_told_apart = [pair.other_than(best.name) for pair in pairs if best.name in pair[:2] and not pair.is_told_apart]
+    if not_told_apart:
+        names = ", ".join(not_told_apart)
         title = f"{best.name} discloses least, but these data do not tell it apart from {names}."
     if len(ranked) > 1 and least == most:
-        title, sentences = f"All disclose {least} bit.", []
-    sentences += [f"Leakage of {best.name} is {verdict.level}.", *verdict.reasons]
-    distinct = {each.name: scalar_cell("gvd", each) for each in systems if math.isfinite(each.get_or_nan("gvd"))}
-    if len({cell.text for cell in distinct.values()}) > 1:
-        name = max(distinct, key=lambda name: distinct[name].value)
-        sentences.append(f"Voices stay most distinct with {name} (G_VD {distinct[name].text} dB).")
-    not_attacked = [each for each in ranked if strongest_attack_and_needs(each, headline_of(each).condition) is None]
+        title = f"All disclose {least} bit."
+        sentences = []
+    sentences.append(f"{best.name}: {verdict.title}")
+    sentences += describe_risks(best)[:2]
+    if len({scalar_cell("gvd", system).text for system in systems}) > 1:
+        distinct = [system for system in systems if math.isfinite(system.get_or_nan("gvd"))]
+        if distinct:
+            most_distinct = max(distinct, key=lambda system: system.get_or_nan("gvd"))
+            text = scalar_cell("gvd", most_distinct, with_interval=False).text
+            sentences.append(f"Voices stay most distinct with {most_distinct.name} (G_VD {text} dB).")
+    not_attacked = [one for one in ranked if strongest_attack_and_needs(one, headline_of(one).condition) is None]
     sentences += [explain_no_attack(system) for system in not_attacked[:1]]
-    return Verdict(verdict.level, title, tuple(sentences))
+    return Verdict(verdict.level, title, tuple(sentences), verdict.reasons)
 
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
@@ -210,10 +248,15 @@ def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
 
 def compare_pairs_by_disclosure(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
     """Return all pairs of competing systems that were measured on the same speakers, compared by their disclosure."""
-    competing = [system for system in systems if not system.part_of]
-    groups = ([one for one in competing if one.dataset == name] for name in sorted({one.dataset for one in competing}))
-    pairs = (_compare_systems(*two, "disclosure", confidence) for some in groups for two in combinations(some, 2))
-    return [pair for pair in pairs if pair is not None]
+    pairs = []
+    for of_dataset in rank_competing_by_dataset(systems).values():
+        key = ranking_key(of_dataset)
+        in_order = [system for system in systems if system in of_dataset]
+        for first, second in combinations(in_order, 2):
+            pair = _compare_systems(first, second, key, confidence)
+            if pair is not None:
+                pairs.append(pair)
+    return pairs
 
 
 def _compare_systems(
@@ -233,41 +276,83 @@ def _compare_systems(
 def table_of_pairs(pairs: Sequence[Pair]) -> Table:
     """Return a table with a row per pair."""
     rows = []
-    for first, second, _, change in pairs:
-        below = float(change.probability_below)
-        lower, probability = (first, below) if below > 0.5 else (second, 1 - below)
-        verdict = f"{lower} discloses less" if change.is_significant else f"not significant; lower for {lower}"
-        difference = value_cell(scalar("disclosure"), *map(float, change[:3]))
-        names = Cell(clean(f"{first} minus {second}"))
-        rows.append((names, difference, Cell(clean(verdict)), Cell(f"{probability:.3f}", probability)))
-    heads = ("pair", "difference [bit]", "verdict", "probability")
-    caption = "Disclosure of the first system minus that of the second, on the same speakers."
+    for pair in pairs:
+        change = pair.difference
+        lower = pair.first if float(change.probability_below) > 0.5 else pair.second
+        verdict = f"not significant; lower for {lower}"
+        if pair.is_told_apart:
+            verdict = f"{lower} discloses less"
+        elif is_same_as_printed(pair.key, float(change.value), 0.0):
+            verdict = "same"
+        difference = value_cell(scalar(pair.key), float(change.value), float(change.low), float(change.high))
+        p_value = p_value_of(change)
+        rows.append(
+            (
+                Cell(clean(f"{pair.first} minus {pair.second}")),
+                difference,
+                Cell(clean(verdict)),
+                Cell(f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001", p_value),
+            )
+        )
+    heads = ("pair", "difference [bit]", "verdict", "p-value")
+    caption = (
+        "Disclosure of the first system minus that of the second, on the same speakers. The p-value says how often a "
+        "difference at least as large would occur if there were none."
+    )
     return Table("Differences", heads, tuple(rows), caption, ("disclosure",))
+
+
+def is_same_as_printed(key: str, first: float, second: float) -> bool:
+    """Return whether two values of a number are the same up to the digits that tables print."""
+    unit = scalar(key).unit
+    digits = re.search(r"\.(\d+)f", unit.spec)
+    if digits is None or math.isnan(first + second):
+        return first == second
+    places = int(digits[1])
+    return round(unit.scale * first, places) == round(unit.scale * second, places)
 
 
 def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None) -> Table:
     """Return a table of the scalars that both systems have, and their changes; without rows if they share none."""
-    names = ["disclosure", "deid", "gvd"]
-    names += [scalar_key(c, key) for c in conditions_in_table_order(before) if c != "OO" for key in _CHANGE_KEYS]
+    names = ["disclosure", "disclosure_conversation", "found_in_100", "deid", "gvd"]
+    for condition in conditions_in_table_order(before):
+        if condition != "OO":
+            names += [scalar_key(condition, key) for key in _CHANGE_KEYS]
     common_names = [name for name in names if name in before.scalars and name in after.scalars]
     rows = []
     for name in common_names:
-        entry, pair, tone = scalar(name), _compare_systems(before, after, name, confidence), ""
-        old, new = (scalar_cell(name, system, with_interval=False) for system in (before, after))
-        lows, highs = ([system.get_or_nan(name + end) for system in (before, after)] for end in CI_SUFFIXES)
-        # Systems on other speakers are compared by their intervals; no comparison with NaN holds.
-        is_significant = pair.difference.is_significant if pair else not max(lows) <= min(highs)
-        if math.isnan(old.value + new.value):
-            text = ""
-        elif old.text == new.text:
-            text = "same"
-        elif not is_significant:
-            text = "within error"
-        else:
-            grows = new.value > old.value
-            tone = "" if entry.direction is None else "better" if grows == (entry.direction == "high") else "worse"
-            text = f"{'▲' if grows else '▼'} {tone or ('more distinct' if grows else 'less distinct')}"
-        rows.append((Cell(heading_of(entry)), old, new, Cell(text, tone=tone)))
-    keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names))
+        old = scalar_cell(name, before, with_interval=False)
+        new = scalar_cell(name, after, with_interval=False)
+        change = _describe_change(name, before, after, confidence)
+        rows.append((Cell(heading_of(scalar(name))), old, new, change))
+    keys = [name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names]
     heads = ("measure", clean(before.name), clean(after.name), "change")
-    return Table(clean(f"From {before.name} to {after.name}"), heads, tuple(rows), keys=keys)
+    title = clean(f"From {before.name} to {after.name}")
+    return Table(title, heads, tuple(rows), keys=tuple(dict.fromkeys(keys)))
+
+
+def _describe_change(name: str, before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None) -> Cell:
+    """Return whether a number is better or worse than before; the same, or within error."""
+    old = before.get_or_nan(name)
+    new = after.get_or_nan(name)
+    if math.isnan(old + new):
+        return Cell("")
+    if is_same_as_printed(name, old, new):
+        return Cell("same")
+    pair = _compare_systems(before, after, name, confidence)
+    if pair is not None:
+        is_significant = pair.difference.is_significant
+    else:
+        # Systems on other speakers are compared by their intervals; no comparison with NaN holds.
+        lows = [system.get_or_nan(f"{name}{CI_SUFFIXES[0]}") for system in (before, after)]
+        highs = [system.get_or_nan(f"{name}{CI_SUFFIXES[1]}") for system in (before, after)]
+        is_significant = not max(lows) <= min(highs)
+    if not is_significant:
+        return Cell("within error")
+    grows = new > old
+    arrow = "▲" if grows else "▼"
+    direction = scalar(name).direction
+    if direction is None:
+        return Cell(f"{arrow} {'more distinct' if grows else 'less distinct'}")
+    tone = "better" if grows == (direction == "high") else "worse"
+    return Cell(f"{arrow} {tone}", tone=tone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from vpmetrics._scores.jackknife import paired_difference
+from vpmetrics._scores.jackknife import Difference, paired_difference
 from vpmetrics._scores.registry import scalar
 from vpmetrics._util.scalar import closest_or_known_names
 from vpmetrics.report.privacy_report import PrivacyReport
@@ -44,7 +44,7 @@ def compare_reports(
     how often a difference at least as large would occur if there were none.
 
     Args:
-        first: Report of a metric with ``intervals``.
+        first: Report of :class:`VoicePrivacy`; with ``intervals`` every number can be compared, else the main ones.
         second: Report of another system on the same speakers.
         key: The number to compare, one that has an interval.
         confidence: Confidence level of the interval.
@@ -71,7 +71,8 @@ def compare_reports(
         if not isinstance(report, PrivacyReport):
             raise TypeError(f"Expected `{name}` to be a PrivacyReport, but got {type(report).__name__}.")
         if report.jackknife is None:
-            raise ValueError(f"Expected `{name}` to have intervals, as of VoicePrivacy(intervals=0.95), but got none.")
+            message = f"Expected `{name}` to be of three speakers at least, each of whom can be left out"
+            raise ValueError(f"{message}, but its numbers have no intervals.")
         if key not in report.jackknife.changes:
             hint = closest_or_known_names(key, report.jackknife.changes)
             raise ValueError(f"Expected `key` to name a number of `{name}` with an interval, but got {key!r}. {hint}")
@@ -82,9 +83,13 @@ def compare_reports(
         raise ValueError(f"Expected reports on the same speakers, but got {counts}.")
     values = (first.scalars[key], second.scalars[key])
     found = paired_difference(key, values, (first.jackknife, second.jackknife), confidence)
-    below = float(found.probability_below)
-    p_value = math.nan if math.isnan(below) else 2 * min(below, 1 - below)
-    return ReportDifference(key, float(found.value), float(found.low), float(found.high), p_value, confidence)
+    return ReportDifference(key, float(found.value), float(found.low), float(found.high), p_value_of(found), confidence)
+
+
+def p_value_of(difference: Difference) -> float:
+    """Return how often a difference at least as large would occur if there were none."""
+    below = float(difference.probability_below)
+    return math.nan if math.isnan(below) else 2 * min(below, 1 - below)
 
 
 def _speakers_of(report: PrivacyReport) -> list[str]:

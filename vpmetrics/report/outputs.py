@@ -141,6 +141,15 @@ def render_files(
     return files
 
 
+def _name_dataset(system: EvaluatedSystem) -> str:
+    """Return the data set of a challenge, or on how much speech a system was measured."""
+    if system.dataset:
+        return clean(system.dataset)
+    speakers = len(system.speakers) or len(system.report.speakers if system.report.speakers is not None else ())
+    known = {"speakers": speakers, "utterances": system.utterances}
+    return ", ".join(f"{count} {what}" for what, count in known.items() if count) or "speech"
+
+
 @contextmanager
 def _naming_the_extra() -> Iterator[None]:
     """Say what to install where a library of the page is missing. These are imported late: they are slow to load."""
@@ -172,7 +181,7 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
             metrics.append({"type": kind, "name": row.heading, "value": float(f"{row.cell.value:.6g}"), **ends})
         result = {
             "task": {"type": "audio-to-audio", "name": "Speaker anonymization"},
-            "dataset": {"type": "speech", "name": clean(title)},
+            "dataset": {"type": "speech", "name": _name_dataset(system)},
             "metrics": metrics,
         }
         models.append({"name": clean(system.name or title), "results": [result]})

@@ -21,11 +21,22 @@ were given; ``differences`` has all pairs of systems measured on the same speake
       "systems": [
         {
           "name": "p",
-          "headline": {"verdict": "high", "disclosure": 0.7, "low": 0.68, "high": 0.71, "condition": "OP",
-                       "attack": "ridge to original", "needs": "pairs", "worst_speaker": "anna",
-                       "text": ["High leakage"]},
+          "headline": {
+            "level": "high", "verdict": "High speaker leakage.",
+            "disclosure": 0.44, "disclosure_low": 0.37, "disclosure_high": 0.51,
+            "disclosure_conversation": 0.7, "conversation_utterances": 10.0, "found_in_100": 0.45,
+            "condition": "OP", "encoder": "ecapa", "attack": "fused attacks", "needs": "pairs",
+            "worst_speaker": "anna", "is_worst_speaker_exposed": true,
+            "risks": [
+              {"name": "found_in_100", "condition": "OP", "level": "high", "value": 0.45, "low": 0.33, "high": 0.58,
+               "chance": 0.01, "limit_low": 0.03, "limit_high": 0.1, "utterances": 1}
+            ],
+            "text": ["From 10 utterances of one person an attacker learns …"]
+          },
           "checks": [{"name": "encoder", "status": "ok", "message": "…"}],
-          "attacks": [{"name": "centred", "needs": "protected speech", "scalars": {"op_d_ece": 0.5}}],
+          "attacks": [
+            {"name": "centred", "needs": "protected speech", "scalars": {"op_d_ece": 0.5}, "shares": {"op": 0.1}}
+          ],
           "unattacked": "",
           "speakers": 6,
           "scalars": {"op_eer": 0.11, "op_tag": "C", "pp_worst_speaker": "anna", "op_l_w": null},
@@ -39,7 +50,7 @@ were given; ``differences`` has all pairs of systems measured on the same speake
       ],
       "differences": [
         {"first": "A", "second": "B", "scalar": "disclosure", "difference": 0.1, "low": 0.05, "high": 0.15,
-         "probability_first_smaller": 0.001, "told_apart": true}
+         "p_value": 0.001, "told_apart": true}
       ]
     }
 """
@@ -56,6 +67,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vpmetrics import __version__
 from vpmetrics._scores.registry import SPEAKER, TAG, scalar, scalar_key
 from vpmetrics.report.comparison import Pair, find_identical_systems
+from vpmetrics.report.difference import p_value_of
+from vpmetrics.report.headline import Risk
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.summary import (
     headline_of,
@@ -70,7 +83,15 @@ if TYPE_CHECKING:
     from vpmetrics.attacks.fusion import ReportedAttack
 
 VERSION = 4  # 3 had a schema beside it
-_DIFFERENCE = "difference", "low", "high", "probability_first_smaller"
+_HEADLINE_NUMBERS = (
+    "disclosure",
+    "disclosure_low",
+    "disclosure_high",
+    "disclosure_conversation",
+    "conversation_utterances",
+    "found_in_100",
+)
+_RISK_NUMBERS = ("value", "low", "high", "chance", "limit_low", "limit_high", "utterances")
 
 
 class Run(NamedTuple):
@@ -110,8 +131,11 @@ def make_results(
                 "first": pair.first,
                 "second": pair.second,
                 "scalar": pair.key,
-                **dict(zip(_DIFFERENCE, map(_finite_or_none, map(float, pair.difference)), strict=True)),
-                "told_apart": pair.difference.is_significant,
+                "difference": _finite_or_none(float(pair.difference.value)),
+                "low": _finite_or_none(float(pair.difference.low)),
+                "high": _finite_or_none(float(pair.difference.high)),
+                "p_value": _finite_or_none(p_value_of(pair.difference)),
+                "told_apart": pair.is_told_apart,
             }
             for pair in pairs
         ],
@@ -149,20 +173,35 @@ def _describe_attack(attack: ReportedAttack) -> dict[str, Any]:
     }
 
 
+def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:
+    headline = headline_of(system)
+    verdict = verdict_of(system)
+    attack = strongest_attack_and_needs(system, headline.condition)
+    numbers = {key: _finite_or_none(getattr(headline, key)) for key in _HEADLINE_NUMBERS}
+    return {
+        "level": verdict.level,
+        "verdict": verdict.title,
+        **numbers,
+        "condition": headline.condition or None,
+        "encoder": headline.encoder or None,
+        "attack": None if attack is None else attack[0],
+        "needs": headline.needs or None,
+        "worst_speaker": headline.worst_speaker and worst_speaker_name(system),
+        "is_worst_speaker_exposed": headline.is_speaker_exposed,
+        "risks": [_describe_risk(risk) for risk in headline.risks],
+        "text": list(verdict.sentences),
+    }
+
+
+def _describe_risk(risk: Risk) -> dict[str, Any]:
+    numbers = {key: _finite_or_none(getattr(risk, key)) for key in _RISK_NUMBERS}
+    return {"name": risk.name, "condition": risk.condition or None, "level": risk.level, **numbers}
+
+
 def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
-    headline, verdict = headline_of(system), verdict_of(system)
-    attack, needs = strongest_attack_and_needs(system, headline.condition) or (None, None)
     described = {
         "name": system.name,
-        "headline": {
-            "verdict": verdict.level,
-            **{key: _finite_or_none(getattr(headline, key)) for key in ("disclosure", "low", "high")},
-            "condition": headline.condition or None,
-            "attack": attack,
-            "needs": needs,
-            "worst_speaker": worst_speaker_name(system) if "worst_speaker_disclosure" in system.scalars else None,
-            "text": [verdict.title, *verdict.sentences],
-        },
+        "headline": _describe_headline(system),
         "checks": [check._asdict() for check in sort_checks(system.report.checks)],
         "attacks": [_describe_attack(attack) for attack in system.report.attacks],
         "unattacked": system.no_attacks,

@@ -1,17 +1,16 @@
-"""A summary of a system: verdict, checks and eight numbers, as data and as text of 80 columns."""
+"""A summary of a system: verdict, checks and the numbers to read first, as data and as text of 80 columns."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import product
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from vpmetrics._scores.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, scalar_key
+from vpmetrics._scores.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
 from vpmetrics._util.inputs import shorten
 from vpmetrics.report.checks import Check
-from vpmetrics.report.headline import Headline
+from vpmetrics.report.headline import Headline, Risk, show_bits, show_share
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.tables import Cell, attribute_cell, clean, conditions_in_table_order, scalar_cell, value_cell
 from vpmetrics.report.verdict import CONVERSATION, FOUND, LOW_FPR
@@ -24,14 +23,18 @@ THRESHOLDS = (
     f"{CONVERSATION.limit_high:g} bit, {FOUND.limit_high:.0%} or {LOW_FPR.limit_high:.0%}. Else they do not tell. "
     "These limits are a convention of vpmetrics."
 )
-WIDTH, MOST_ROWS = 80, 8
+WIDTH = 80  # columns of a terminal
 MARKS = {"failed": "✗", "warning": "!", "ok": "✓"}  # the worst first
 _UNKNOWN = Headline("inconclusive", "No verdict.")
 _UNDEFINED = "D_ECE is not defined for these trials; the notes say why."
+_HEADING_WIDTH = 24
+_VALUE_WIDTH = 30
+_LONGEST_NAME = 24
+_MOST_AS_ONE_IN_N = 0.55  # above it, 1 in N is too coarse
 
 
 class Verdict(NamedTuple):
-    """The level of leakage, a title and sentences; ``reasons`` explain a level above that of the disclosure alone."""
+    """The level of leakage, a title and sentences; ``reasons`` are those that explain the level."""
 
     level: str
     title: str
@@ -59,8 +62,132 @@ def verdict_of(system: EvaluatedSystem) -> Verdict:
     headline = headline_of(system)
     if math.isnan(headline.disclosure):
         return Verdict("inconclusive", _UNKNOWN.verdict, (_UNDEFINED,))
-    sentences = (*headline.reasons, *_describe_attackers(system))
+    sentences = (
+        *_describe_failed_checks(system),
+        *describe_risks(system),
+        *_describe_exposed_speaker(system),
+        *_describe_attacker(system),
+    )
     return Verdict(headline.level, headline.verdict, sentences, headline.reasons)
+
+
+def describe_risks(system: EvaluatedSystem) -> list[str]:
+    """Return a sentence on each kind of risk, in the condition where it is largest."""
+    largest: dict[str, Risk] = {}
+    for risk in headline_of(system).risks:
+        if math.isnan(risk.value):
+            continue
+        if risk.name not in largest or risk.value > largest[risk.name].value:
+            largest[risk.name] = risk
+    return [_describe_risk(risk) for risk in largest.values()]
+
+
+def _describe_risk(risk: Risk) -> str:
+    condition = f", {risk.condition}" if risk.condition else ""
+    if risk.name in ("disclosure", "disclosure_conversation"):
+        source = "one utterance" if risk.utterances == 1 else f"{risk.utterances} utterances of one person"
+        value = f"{show_bits(risk.value)}{_interval_of(risk)} of at most {MOST_BITS:.3f}{condition}"
+        return f"From {source} an attacker learns {value}; {_describe_chance(risk)}."
+    value = f"{show_share(risk.value)}{_interval_of(risk)}"
+    if risk.name == "found_in_100":
+        found = f"{describe_share(risk.value)} ({value}{condition})"
+        return f"By one utterance, the right one of 100 people is found in {found}; {_describe_chance(risk)}."
+    others = "1,000" if risk.name == "tpr_at_1e-3" else "100"
+    what = f"Where 1 of {others} others may be taken for the speaker, {show_share(risk.value)} of the utterances are"
+    details = f"{_interval_of(risk)}{condition}".strip(" ,")
+    return f"{what} found ({details}); {_describe_chance(risk)}." if details else f"{what} found."
+
+
+def describe_share(share: float) -> str:
+    """Return how often something happens as people say it: ``1 in 9 tries``, ``6 in 10 tries``."""
+    if share >= _MOST_AS_ONE_IN_N:
+        return f"{round(10 * share)} in 10 tries"
+    if share <= 0:
+        return "no try"
+    return f"1 in {round(1 / share):,} tries"
+
+
+def _interval_of(risk: Risk) -> str:
+    if math.isnan(risk.low):
+        return ""
+    if risk.name in ("disclosure", "disclosure_conversation"):
+        show = scalar("disclosure").show
+        return f" [{show(risk.low)}, {show(risk.high)}]"
+    return f" [{show_share(risk.low)}, {show_share(risk.high)}]"
+
+
+def _describe_chance(risk: Risk) -> str:
+    """Return what chance alone would give, in words."""
+    if math.isnan(risk.chance):
+        return "what chance gives is not known"
+    if risk.value <= risk.chance:
+        return "no more than chance would give"
+    chance = scalar("disclosure").show(risk.chance)
+    if risk.name == "found_in_100":
+        chance = "1 in 100"
+    elif risk.name.startswith("tpr"):
+        chance = show_share(risk.chance)
+    is_within_chance = not math.isnan(risk.low_corrected) and not risk.is_shown
+    return f"not told apart from chance, {chance}" if is_within_chance else f"chance gives {chance}"
+
+
+def _describe_failed_checks(system: EvaluatedSystem) -> list[str]:
+    failed = [check for check in system.report.checks if check.status == "failed"]
+    if not failed:
+        return []
+    names = ", ".join(check.name for check in failed)
+    return [f"This evaluation cannot be trusted: {names} failed.", *(check.message for check in failed)]
+
+
+def _describe_exposed_speaker(system: EvaluatedSystem) -> list[str]:
+    """Return a sentence on the speaker who is protected worst, where that is more than luck."""
+    headline = headline_of(system)
+    if not headline.is_speaker_exposed:
+        return []
+    chance = show_bits(headline.worst_chance)
+    what = f"Speaker {worst_speaker_name(system)} is exposed: {show_bits(headline.worst_disclosure)}"
+    return [f"{what}, where the worst of as many speakers reaches {chance} by chance."]
+
+
+def _describe_attacker(system: EvaluatedSystem) -> list[str]:
+    """Return sentences on the attacker, the people and what comparison alone finds."""
+    headline = headline_of(system)
+    condition = headline.condition
+    sentences = []
+    attack = strongest_attack_and_needs(system, condition)
+    if attack is None:
+        sentences.append(explain_no_attack(system))
+        if system.get_or_nan("d_ece_reversed", condition) > system.get_or_nan("d_ece", condition):
+            sentences.append("It is enough to turn the sign of the scores.")
+    else:
+        learnt = system.get_or_nan("attack_speakers", condition)
+        fitted = "" if math.isnan(learnt) else f", fitted on {learnt:.0f} other people,"
+        sentences.append(f"The attacker ({attack[0]}){fitted} needs {clean(headline.needs or attack[1])}.")
+    if people := describe_people(system):
+        sentences.append(people)
+    comparisons = {}
+    if attack is not None:
+        comparisons["plain comparison, without an attack,"] = system.get_or_nan("d_ece", condition)
+    comparisons["original speech"] = system.get_or_nan("d_ece", "OO")
+    show = scalar("disclosure").show
+    known = [f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value)]
+    if known:
+        sentences.append(f"For comparison, in bits from one utterance: {', '.join(known)}.")
+    return sentences
+
+
+def describe_people(system: EvaluatedSystem) -> str:
+    """Return on how many people and utterances the numbers stand, and by which encoder."""
+    headline = headline_of(system)
+    parts = []
+    if system.speakers:
+        parts.append(f"{len(system.speakers):,} people")
+    if system.utterances:
+        parts.append(f"{system.utterances:,} utterances")
+    text = ", ".join(parts)
+    if headline.encoder:
+        text = f"{text}, compared by {clean(headline.encoder)}" if text else f"Compared by {clean(headline.encoder)}"
+    return f"{text}." if text else ""
 
 
 def sort_checks(checks: Iterable[Check]) -> list[Check]:
@@ -84,13 +211,20 @@ def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
     return value_cell(scalar("disclosure"), *values)
 
 
-def disclosure_of(system: EvaluatedSystem) -> Cell:
+def ranking_key(systems: Sequence[EvaluatedSystem]) -> str:
+    """Return what systems are ranked by: disclosure of conversations, where all have these of as many utterances."""
+    lengths = {headline_of(system).conversation_utterances for system in systems}
+    is_known = not any(math.isnan(headline_of(system).disclosure_conversation) for system in systems)
+    return "disclosure_conversation" if is_known and len(lengths) == 1 else "disclosure"
+
+
+def disclosure_of(system: EvaluatedSystem, key: str = "disclosure") -> Cell:
     """Return the largest disclosure to any attacker tried in any condition."""
-    return value_cell(scalar("disclosure"), *_disclosure_and_ends(headline_of(system)))
+    return value_cell(scalar(key), *_headline_value_and_ends(headline_of(system), key))
 
 
-def _disclosure_and_ends(headline: Headline) -> tuple[float, float, float]:
-    return headline.disclosure, headline.disclosure_low, headline.disclosure_high
+def _headline_value_and_ends(headline: Headline, key: str) -> tuple[float, float, float]:
+    return getattr(headline, key), getattr(headline, f"{key}_low"), getattr(headline, f"{key}_high")
 
 
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
@@ -115,7 +249,8 @@ def worst_speaker_name(system: EvaluatedSystem) -> str:
 
 def sort_by_dataset_and_disclosure(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
     """Sort by data set, then by disclosure, the least first and the unknown last; parts follow their whole."""
-    bits = {system.name: headline_of(system).disclosure for system in systems}
+    key = ranking_key(systems)
+    bits = {system.name: getattr(headline_of(system), key) for system in systems}
 
     def sort_key(system: EvaluatedSystem) -> tuple[Any, ...]:
         whole = system.part_of or system.name
@@ -133,66 +268,75 @@ def rank_competing_by_dataset(systems: Sequence[EvaluatedSystem]) -> dict[str, l
     return groups
 
 
-def _describe_attackers(system: EvaluatedSystem) -> list[str]:
-    """Return sentences on what attackers learn and need, in the condition of the headline and in the others."""
-    condition, show = headline_of(system).condition, scalar("disclosure").show
-    attack = strongest_attack_and_needs(system, condition)
-    what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
-    sentences = [f"An attacker learns {disclosure_of(system)} of at most {MOST_BITS:.3f} bit{what}."]
-    comparisons = {}
-    if attack is None:
-        sentences.append(explain_no_attack(system))
-        if system.get_or_nan("d_ece_reversed", condition) > system.get_or_nan("d_ece", condition):
-            sentences.append("It is enough to turn the sign of the scores.")
-    else:
-        sentences.append(f"The strongest attack tried, “{attack[0]}”, needs {attack[1]}.")
-        comparisons["comparing embeddings alone"] = system.get_or_nan("d_ece", condition)
-    comparisons["chance"] = system.get_or_nan("d_ece_chance", condition)
-    comparisons["original speech"] = system.get_or_nan("d_ece", "OO")
-    if text := ", ".join(f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value)):
-        sentences.append(f"For comparison, in bits: {text}.")
-    for other in conditions_meant_to_hide(system):
-        disclosure, attack = disclosure_in_condition(system, other), strongest_attack_and_needs(system, other)
-        if other != condition and not math.isnan(disclosure.value):
-            by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
-            sentences.append(f"In {other} an attacker learns {disclosure} bit{by}.")
-    return sentences
-
-
 def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
-    """Return at most eight numbers to read first, and the attributes that were asked for.
+    """Return the numbers to read first: privacy in each condition, then what is kept of the speech.
 
     Where an attack was tried, the note has the number without it.
     """
-    conditions, condition = conditions_meant_to_hide(system), headline_of(system).condition
-    attack = strongest_attack_and_needs(system, condition)
-    note = ", ".join(filter(None, (condition, attack[0] if attack else "no attack tried")))
-    rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
+    conditions = conditions_meant_to_hide(system)
+    rows = [_make_disclosure_row(system, condition) for condition in conditions]
+    length = headline_of(system).conversation_utterances
+    for condition in conditions:
+        key = scalar_key(condition, "d_ece_conversation")
+        chance = scalar("disclosure").show(system.get_or_nan("d_ece_conversation_chance", condition))
+        heading = f"{condition} from {length:.0f} utterances".strip()
+        rows.append(_make_row(system, key, heading, f"chance {chance}", has_bar=True))
+    for condition in conditions:
+        key = scalar_key(condition, "found_in_100")
+        rows.append(_make_row(system, key, f"{condition} found among 100".strip(), "chance 1"))
+    rows += [_make_eer_row(system, condition) for condition in conditions]
+    rows += [_make_row(system, key, scalar(key).heading, "plain") for key in ("deid", "gvd")]
+    if headline_of(system).is_speaker_exposed:
+        chance = scalar("disclosure").show(headline_of(system).worst_chance)
+        note = f"{shorten(worst_speaker_name(system), _LONGEST_NAME)}; chance {chance}"
+        rows.append(_make_row(system, "worst_speaker_disclosure", "worst speaker", note))
+    known_rows = [row for row in rows if not math.isnan(row.cell.value)]
+    return [*known_rows, *_attribute_rows(system), *_utility_rows(system)]
 
-    def add_row(key: str, heading: str, note: str = "") -> None:
-        has_bar = "_d_ece" in f"_{key}"
-        rows.append(SummaryRow(heading.strip(), scalar_cell(key, system), scalar(key).unit.name, note, has_bar))
 
-    for key, c in product(("d_ece", "eer"), conditions):
-        plain, strongest, heading = scalar_key(c, key), scalar_key(c, f"{key}_strongest"), f"{c} {scalar(key).heading}"
-        if math.isnan(system.get_or_nan(strongest)):
-            add_row(plain, heading, "no attack tried")
-        else:
-            plain_text = scalar_cell(plain, system, with_interval=False).text
-            add_row(strongest, f"{heading}, strongest", f"{plain_text} without an attack")
-    chance = scalar("disclosure").show(system.get_or_nan("worst_speaker_chance"))
-    note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
-    add_row("worst_speaker_disclosure", "worst speaker", note)
-    for key in ("deid", "gvd"):
-        add_row(key, scalar(key).heading, "without an attack")
-    for key, c in product(("linkability", "id_rate"), conditions):
-        add_row(scalar_key(c, key), f"{c} {scalar(key).heading}")
-    rows = [row for row in rows if not math.isnan(row.cell.value)][:MOST_ROWS]
+def _make_row(system: EvaluatedSystem, key: str, heading: str, note: str, has_bar: bool = False) -> SummaryRow:
+    return SummaryRow(heading, scalar_cell(key, system), scalar(key).unit.name, note, has_bar)
+
+
+def _make_disclosure_row(system: EvaluatedSystem, condition: str) -> SummaryRow:
+    """Return the disclosure of one utterance, with chance and what comparison alone finds."""
+    heading = f"{condition} disclosure".strip()
+    if math.isnan(system.get_or_nan("d_ece_strongest", condition)):
+        return SummaryRow(heading, disclosure_in_condition(system, condition), "bit", "no attack tried", has_bar=True)
+    show = scalar("disclosure").show
+    chance = show(system.get_or_nan("d_ece_chance", condition))
+    plain = show(system.get_or_nan("d_ece", condition))
+    note = f"chance {chance}; plain {plain}"
+    return SummaryRow(heading, disclosure_in_condition(system, condition), "bit", note, has_bar=True)
+
+
+def _make_eer_row(system: EvaluatedSystem, condition: str) -> SummaryRow:
+    heading = f"{condition} EER".strip()
+    attacked_key = scalar_key(condition, "eer_strongest")
+    plain_key = scalar_key(condition, "eer")
+    if math.isnan(system.get_or_nan(attacked_key)):
+        return _make_row(system, plain_key, heading, "no attack tried")
+    plain = scalar_cell(plain_key, system, with_interval=False).text
+    return _make_row(system, attacked_key, heading, f"chance 50; plain {plain}")
+
+
+def _attribute_rows(system: EvaluatedSystem) -> list[SummaryRow]:
+    rows = []
     for name, numbers in system.attributes.items():
-        cell, at_chance, original = (attribute_cell(numbers, key) for key in ("disclosure", "chance", "original"))
-        note = f"chance {at_chance.text}; original {original.text}"
+        cell = attribute_cell(numbers, "disclosure")
+        chance = attribute_cell(numbers, "chance").text
+        original = attribute_cell(numbers, "original").text
         if not math.isnan(cell.value):
-            rows.append(SummaryRow(f"attribute {shorten(clean(name), 13)}", cell, "bit", note))
+            heading = f"attribute {shorten(clean(name), 13)}"
+            rows.append(SummaryRow(heading, cell, "bit", f"chance {chance}; original {original}"))
+    return rows
+
+
+def _utility_rows(system: EvaluatedSystem) -> list[SummaryRow]:
+    rows = []
+    for name, value in system.utility.items():
+        note = f"utility; {utility_direction(name)}er is better"
+        rows.append(SummaryRow(shorten(clean(name), _LONGEST_NAME), Cell(f"{value:.4g}", value), "", note))
     return rows
 
 
@@ -205,33 +349,53 @@ def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
 
 def summary_lines(system: EvaluatedSystem) -> list[str]:
     """Return the summary of one system as lines of at most 80 columns."""
-    lines = [*verdict_lines(verdict_of(system)), "", *check_lines(sort_checks(system.report.checks))]
+    lines = [*verdict_lines(verdict_of(system)), ""]
+    lines += check_lines(sort_checks(system.report.checks))
     for row in summary_rows(system):
-        value = f"{row.cell.text:>7} {row.cell.interval:<15} {row.unit:<4}".rstrip()
-        line = f"{row.heading:<24}{value:<28}{row.note}"
-        lines += [line.rstrip()] if len(line) <= WIDTH else [f"{row.heading:<24}{value}", f"{'':<24}{row.note}"]
+        value = f"{row.cell.text:>6} {row.cell.interval:<16} {row.unit}"
+        line = f"{row.heading:<{_HEADING_WIDTH}}{value:<{_VALUE_WIDTH}}{row.note}".rstrip()
+        if len(line) <= WIDTH:
+            lines.append(line)
+        else:
+            lines.append(f"{row.heading:<{_HEADING_WIDTH}}{value}".rstrip())
+            lines.append(f"{'':<{_HEADING_WIDTH}}{row.note}")
     return lines
 
 
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
-    """Return one line per system of at most 80 columns, ranked."""
+    """Return one line per system of at most 80 columns, ranked: what is learnt of people, and utilities beside it."""
     ranked = sort_by_dataset_and_disclosure(systems)
-    names = [shorten(clean(system.name.removeprefix(f"{system.part_of}, ")), 22) for system in ranked]
-    names = ["  " * bool(system.part_of) + name for system, name in zip(ranked, names, strict=True)]
+    names = []
+    for system in ranked:
+        name = shorten(clean(system.name.removeprefix(f"{system.part_of}, ")), 18)
+        names.append(f"  {name}" if system.part_of else name)
     width = max(6, *map(len, names))
-    lines = [f"{'system':<{width}}  {'disclosure [bit]':<22}{'verdict':<10}{'strongest attack'}"]
+    key = ranking_key(systems)
+    title = "1 utterance [bit]"
+    if key != "disclosure":
+        title = f"{headline_of(ranked[0]).conversation_utterances:.0f} utterances [bit]"
+    utilities = list(dict.fromkeys(name for system in ranked for name in system.utility))
+    heads = [shorten(clean(name), 8) for name in utilities]
+    lines = [f"{'system':<{width}}  {title:<21} {'of 100':<7} {'verdict':<13}{'  '.join(heads)}".rstrip()]
     for name, system in zip(names, ranked, strict=True):
         headline = headline_of(system)
-        attack = strongest_attack_and_needs(system, headline.condition)
-        by = ", ".join(filter(None, (headline.condition, attack[0] if attack else "none tried")))
-        line = f"{name:<{width}}  {disclosure_of(system)!s:<22}{verdict_of(system).level:<10}"
-        lines.append((line + shorten(by, WIDTH - len(line))).rstrip())
+        bits = value_cell(scalar("disclosure"), *_headline_value_and_ends(headline, key))
+        found = show_share(headline.found_in_100)
+        line = f"{name:<{width}}  {bits!s:<21} {found:<7} {verdict_of(system).level:<13}"
+        for utility, head in zip(utilities, heads, strict=True):
+            value = system.utility.get(utility, math.nan)
+            text = "–" if math.isnan(value) else f"{value:.4g}"
+            line += f"{text:<{len(head)}}  "
+        lines.append(line[:WIDTH].rstrip())
     return lines
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return a verdict as lines of at most 80 columns."""
-    return [clean(verdict.title), *(line for sentence in verdict.sentences for line in wrap(clean(sentence), WIDTH))]
+    lines = wrap(clean(verdict.title), WIDTH)
+    for sentence in verdict.sentences:
+        lines += wrap(clean(sentence), WIDTH)
+    return lines
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
