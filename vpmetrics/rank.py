@@ -11,7 +11,7 @@ from vpmetrics._base.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._identification.identification import add_padded_histograms, identify_condition, mean_over_groups
 from vpmetrics._scores.jackknife import add_intervals, group_speakers
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
-from vpmetrics._util.validation import check_choice
+from vpmetrics._util.validation import check_choice, check_distractors
 from vpmetrics._utterances.conditions import look_up_condition
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.rank import MODELS, rank_disclosure
@@ -52,6 +52,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but ``rank_spread``, from
             the leave-one-speaker-out jackknife.
+        distractors: Embeddings ``(G, D)`` of further enrolled speakers, a row each, whom no input is of.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -74,6 +75,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         bandwidth: float | None = None,
         validate_args: bool = True,
         intervals: float | None = None,
+        distractors: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
@@ -81,10 +83,13 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         look_up_condition(condition)
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
+        self.distractors = check_distractors(distractors)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         condition = look_up_condition(self.condition)
-        parts = identify_condition(data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth)
+        parts = identify_condition(
+            data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth, distractors=self.distractors
+        )
         histograms = [part.histogram for _, part in parts]
         inputs = torch.stack([each.detach().sum() for each in histograms])
         disclosures = [rank_disclosure(each, self.model, validate_args=False) for each in histograms]
@@ -106,6 +111,8 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
 
         with self._gather_states():
             data, condition = self._collect_data(), look_up_condition(self.condition)
-            parts = identify_condition(data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth)
+            parts = identify_condition(
+                data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth, distractors=self.distractors
+            )
         histogram = add_padded_histograms([part.histogram for _, part in parts])
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

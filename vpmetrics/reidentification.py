@@ -18,6 +18,7 @@ from vpmetrics._scores.jackknife import add_intervals, group_speakers, make_jack
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._util.validation import (
     check_choice,
+    check_distractors,
     check_whole_number,
     check_whole_numbers,
     collect_warnings,
@@ -41,6 +42,7 @@ class _PopulationMetric(EmbeddingMetric):
         condition: str,
         attack: Any,
         scoring: Scoring,
+        distractors: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -51,11 +53,12 @@ class _PopulationMetric(EmbeddingMetric):
         resolve_scoring(scoring)
         self.condition = look_up_condition(condition).name
         self.conversation = conversation
+        self.distractors = check_distractors(distractors)
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
     def _protocol(self) -> ConversationProtocol:
         condition = look_up_condition(self.condition)
-        return ConversationProtocol(condition, self.scoring, self.conversation, self.attack)
+        return ConversationProtocol(condition, self.scoring, self.conversation, self.attack, self.distractors)
 
 
 class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
@@ -92,6 +95,8 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``rate_<N>_low``, ``rate_<N>_high`` of the
             leave-one-speaker-out jackknife; NaN where the rate is extrapolated.
+        distractors: Embeddings ``(G, D)`` of further enrolled speakers, a row each, whom no probe is of. They widen the
+            gallery, and an attack maps them as it maps references.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -112,11 +117,12 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         scoring: Scoring = "cosine",
         validate_args: bool = True,
         intervals: float | None = None,
+        distractors: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "somebody is found or not; `SimilarityRankDisclosure` takes it"})
         kwargs |= {"validate_args": validate_args, "intervals": intervals}
-        super().__init__(sizes, 1, conversation, condition, attack, scoring, **kwargs)
+        super().__init__(sizes, 1, conversation, condition, attack, scoring, distractors, **kwargs)
 
     def _search(self, data: EvaluationData) -> list[tuple[EvaluationData, ConversationProtocol]]:
         return [(part, self._protocol()) for part in data.by_group()]

@@ -44,10 +44,16 @@ class Identification(NamedTuple):
 
 
 def identify_condition(
-    data: EvaluationData, condition: Condition, scoring: Scoring, *, has_bits: bool = True, **options: Any
+    data: EvaluationData,
+    condition: Condition,
+    scoring: Scoring,
+    *,
+    has_bits: bool = True,
+    distractors: Tensor | None = None,
+    **options: Any,
 ) -> list[tuple[IdentificationTrials, Identification]]:
     """Return trials and :func:`identify` of each group with two references; of the first where no group has two."""
-    trials = [form_condition_trials(part, condition) for part in data.by_group()]
+    trials = [form_condition_trials(part, condition, distractors) for part in data.by_group()]
     # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
     trials = [each for each in trials if each.num_references > 1] or trials[:1]
     return [(each, identify(each, scoring, has_bits=has_bits, **options)) for each in trials]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vpmetrics._identification.beta_binomial import fit_beta_binomial
 from vpmetrics._identification.identification import identify, jackknife_identification
-from vpmetrics._identification.references import IdentificationTrials, form_trials
+from vpmetrics._identification.references import IdentificationTrials, add_distractors, form_trials
 from vpmetrics._scores.jackknife import JackknifeGroups
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.dtypes import result_dtype, widen
@@ -42,6 +42,7 @@ class ConversationProtocol(NamedTuple):
     scoring: Scoring = "cosine"
     utterances: int = 1
     attack: Any = None
+    distractors: Tensor | None = None  # (G, D), enrolled speakers whom no conversation is of
 
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
@@ -76,6 +77,7 @@ def form_enrolment_and_conversations(
         enrolment, test = enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
     group, _ = combination_index_and_first_rows(test, "sessions")
     members = form_conversations(group, count_within(group), protocol.utterances)
+    enrolment = add_distractors(enrolment, protocol.distractors)
     enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
     means = average_members(_map_side(test, condition.test, protocol.attack).embeddings, members)
     return enrolment, replace(test.take(members[:, 0]), embeddings=means)

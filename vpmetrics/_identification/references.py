@@ -126,12 +126,48 @@ def validate_and_form_trials(
     return form_trials(enrolment, test, order.argsort() if is_paired else None)
 
 
-def form_condition_trials(data: EvaluationData, condition: Condition) -> IdentificationTrials:
-    """Return the identification trials of a condition."""
+def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Utterances:
+    """Return the enrolment side with a further speaker for each row of ``distractors (G, D)``, whom no test is of."""
+    if distractors is None:
+        return enrolment
+    vectors = distractors.to(enrolment.embeddings)
+    if vectors.shape[1] != enrolment.embeddings.shape[1]:
+        expected = f"{enrolment.embeddings.shape[1]} columns, as the embeddings have"
+        raise ValueError(f"Expected `distractors` to have {expected}, but got {vectors.shape[1]}.")
+    number = torch.arange(len(vectors), device=vectors.device)
+
+    def number_after(column: Tensor) -> Tensor:
+        first_new = column.amax() + 1 if len(column) else column.new_zeros(())
+        return torch.cat([column, first_new + number])
+
+    # Labels of speakers are never negative numbers of strings, and rarely numbers below 0.
+    lowest = enrolment.speakers.amin().clamp(max=0) if len(enrolment.speakers) else 0
+    zeros = torch.zeros_like(number)
+    sessions = None if enrolment.sessions is None else torch.cat([enrolment.sessions, zeros])
+    groups = None if enrolment.groups is None else torch.cat([enrolment.groups, zeros])
+    is_reference = enrolment.is_reference
+    if is_reference is not None:
+        is_reference = torch.cat([is_reference, torch.ones_like(zeros, dtype=torch.bool)])
+    return Utterances(
+        embeddings=torch.cat([enrolment.embeddings, vectors]),
+        speakers=torch.cat([enrolment.speakers, lowest - 1 - number]),
+        ids=number_after(enrolment.ids),
+        speaker_index=number_after(enrolment.speaker_index),
+        is_reference=is_reference,
+        sessions=sessions,
+        groups=groups,
+    )
+
+
+def form_condition_trials(
+    data: EvaluationData, condition: Condition, distractors: Tensor | None = None
+) -> IdentificationTrials:
+    """Return the identification trials of a condition, among all speakers and ``distractors (G, D)``."""
     enrolment, test = data.sides(condition, references_per="utterance")
     enrolment_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
         enrolment_row = find_indices(enrolment.ids, test.ids)
+    enrolment = add_distractors(enrolment, distractors)
     return form_trials(enrolment, test, enrolment_row, condition.target_sessions, data.processes)
 
 

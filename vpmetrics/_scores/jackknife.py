@@ -60,8 +60,11 @@ class JackknifeGroups(NamedTuple):
         return torch.equal(self.group_of_label, other.group_of_label)
 
     def find_groups(self, labels: Tensor) -> Tensor:
-        """Return the group of each speaker label."""
-        return self.group_of_label[torch.searchsorted(self.labels, labels.contiguous())]
+        """Return the group of each speaker label; ``num_groups`` for a speaker who is never left out."""
+        if len(self.labels) == 0:
+            return torch.full_like(labels, self.num_groups)
+        place = torch.searchsorted(self.labels, labels.contiguous()).clamp(max=len(self.labels) - 1)
+        return torch.where(self.labels[place] == labels, self.group_of_label[place], self.num_groups)
 
 
 def group_speakers(data: EvaluationData) -> JackknifeGroups:

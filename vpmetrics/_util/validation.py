@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
@@ -32,6 +33,21 @@ def check_floating(name: str, value: Any) -> None:
     check_tensor(name, value)
     if not value.is_floating_point():
         raise TypeError(f"Expected `{name}` to have a floating dtype, but got {value.dtype}.")
+
+
+def check_distractors(distractors: Any) -> Tensor | None:
+    """Return embeddings ``(G, D)`` of speakers without tests, detached, or None; raise for anything else."""
+    if distractors is None:
+        return None
+    if isinstance(distractors, np.ndarray):
+        distractors = torch.from_numpy(distractors)
+    check_floating("distractors", distractors)
+    if distractors.dim() != 2:
+        raise ValueError(f"Expected `distractors` to have shape (G, D), but got {tuple(distractors.shape)}.")
+    if not bool(distractors.isfinite().all()):
+        raise ValueError("Expected `distractors` to be finite, but got NaN or infinity.")
+    checked: Tensor = distractors.detach()
+    return checked
 
 
 def check_integers(name: str, value: Any) -> None:
