@@ -8,6 +8,7 @@ import reference
 import scipy.optimize
 import torch
 from golden import SCORE_SETS, score_set
+from operations import as_on_a_gpu
 from torch.testing import assert_close
 
 from vpmetrics._scores import pav
@@ -164,3 +165,23 @@ def test_both_pooling_algorithms_find_the_same_solution(steps, in_turn, monkeypa
     assert torch.equal(found[:3], torch.stack([blocks_of_counts(*rows[:, row]) for row in range(3)]))
     assert torch.equal(found[2], expected)
     assert not found[3].any()  # nothing is known of it
+
+
+@pytest.mark.parametrize("kind", ["random", "tied", "descending", "one late drop", "without weight"])
+@pytest.mark.parametrize("size", [1, 2, 3, 100, 1000])
+def test_all_places_at_once_give_what_bisection_gives(kind, size):
+    generator = torch.Generator().manual_seed(size)
+    values = torch.randn(3, size, generator=generator, dtype=torch.float64)
+    weights = torch.rand(3, size, generator=generator, dtype=torch.float64)
+    if kind == "tied":
+        values = values.round()
+    elif kind == "descending":
+        values = values.sort(descending=True).values
+    elif kind == "one late drop":
+        values = values.sort().values.roll(-1, -1)
+    elif kind == "without weight":
+        weights = weights * (weights > 0.5)
+    by_bisection = number_pav_blocks(values, weights)
+    with as_on_a_gpu():
+        at_once = number_pav_blocks(values, weights)
+    assert torch.equal(at_once, by_bisection)

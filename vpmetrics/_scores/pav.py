@@ -2,9 +2,9 @@ r"""Pool adjacent violators (PAV), without a loop over all elements.
 
 On a CPU, runs that do not increase are pooled until few elements are left. On a GPU the solution for a sequence is
 built from the solutions of its halves. Both halves are already increasing, so merging them forms at most one new block,
-across the border: a tail of the left half and a head of the right half. Its two ends are found by bisection, for all
-pairs of one level at once. That is :math:`\log_2 n` levels whatever the values are: no worst case, no data-dependent
-shape and no GPU sync.
+across the border: a tail of the left half and a head of the right half. Its two ends are found for all pairs of one
+level at once, by looking at all places (a CPU bisects). That is :math:`\log_2 n` levels whatever the values are: no
+worst case, no data-dependent shape and no GPU sync.
 """
 
 from __future__ import annotations
@@ -153,6 +153,12 @@ def _find_border_block_start(
         right_deficit: For each number of first values on the right, the weighted sum of what they lack to the last.
         right_weight: For each number of first values on the right, their weight.
     """
+    if not is_numpy_ready(left):
+        # Every place at once: a GPU works in parallel, and launches one operation for many.
+        reach = torch.searchsorted(right, left)
+        last = right.gather(-1, (reach - 1).clamp(min=0))
+        outweighed = right_deficit.gather(-1, reach) + (left - last) * right_weight.gather(-1, reach)
+        return (left_excess > outweighed)[..., :-1].sum(-1, keepdim=True)
     start, half = torch.zeros_like(left[..., :1], dtype=torch.long), left.shape[-1]
     for step in [half >> k for k in range(1, half.bit_length())]:
         probe = start + (step - 1)
@@ -176,6 +182,10 @@ def _find_border_block_end(
         left_excess: Weighted sum of what the block's elements on the left exceed ``max_level`` by, ``(..., 1)``.
         left_weight: Weight of the block's elements on the left, ``(..., 1)``.
     """
+    if not is_numpy_ready(right):
+        excess_at = left_excess + (max_level - right) * left_weight
+        is_within = (right <= max_level) & (right_deficit[..., 1:] <= excess_at)
+        return is_within.sum(-1, keepdim=True)
     end, half = torch.zeros_like(max_level, dtype=torch.long), right.shape[-1]
     for step in [half >> k for k in range(half.bit_length())]:
         probe = end + (step - 1)
