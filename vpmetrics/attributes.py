@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vpmetrics._base.privacy_metric import PrivacyMetric
+from vpmetrics._base.privacy_metric import PrivacyMetric, States
 from vpmetrics._util.dtypes import at_least_float32
 from vpmetrics._util.validation import (
-    check_confidence,
     check_embeddings,
     check_finite_embeddings,
     check_floating,
@@ -62,9 +61,8 @@ class AttributeDisclosure(PrivacyMetric):
 
     higher_is_better: bool = False
     plot_lower_bound: float = 0.0
-    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
-        protected: list[Tensor]
-        speakers: list[Tensor]
+    protected: list[Tensor]
+    speakers: list[Tensor]
 
     def __init__(
         self,
@@ -75,15 +73,12 @@ class AttributeDisclosure(PrivacyMetric):
         **kwargs: Any,
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "a classifier is fitted on all utterances, not on a batch"})
-        super().__init__(validate_args=validate_args, **kwargs)
+        super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
         if isinstance(attributes, str) or not attributes or not all(isinstance(name, str) for name in attributes):
             raise TypeError(f"Expected `attributes` to be a sequence of names, but got {attributes!r}.")
-        if intervals is not None:
-            check_confidence("intervals", intervals)
-        self.attributes, self.intervals, self.permutations = tuple(attributes), intervals, permutations
-        # Names of states are Python names.
-        names = (re.sub(r"\W|_", lambda letter: f"_{ord(letter[0]):x}_", name) for name in self.attributes)
-        for state in ("original", "protected", "speakers", *(f"attribute_{name}" for name in names)):
+        self.attributes = tuple(attributes)
+        self.permutations = permutations
+        for state in ("original", "protected", "speakers", *map(_state_name, self.attributes)):
             self.add_state(state, default=[], dist_reduce_fx="cat")
 
     def update(
@@ -101,44 +96,62 @@ class AttributeDisclosure(PrivacyMetric):
             speakers: Speaker of each row, ``(B,)``: integers or strings.
             attributes: Labels ``(B,)`` of each attribute, integers or strings.
         """
-        original, protected = as_squeezed_tensor("original", original), as_squeezed_tensor("protected", protected)
-        for name, side in (("original", original), ("protected", protected)):
-            check_floating(name, side)
+        batch = (original, protected, speakers, attributes)
+        self._store(self._pack_batch(*batch, validate_values=self.validate_args))
+
+    def _pack_batch(
+        self,
+        original: Tensor,
+        protected: Tensor,
+        speakers: Tensor | Sequence[str],
+        attributes: Mapping[str, Tensor | Sequence[str]],
+        validate_values: bool = False,
+    ) -> dict[str, Tensor]:
+        original = as_squeezed_tensor("original", original, self.device)
+        protected = as_squeezed_tensor("protected", protected, self.device)
+        check_floating("original", original)
+        check_floating("protected", protected)
         for name in self.attributes:
             if name not in attributes:
                 raise ValueError(f"Expected `attributes` to hold {name!r}, but got {', '.join(attributes) or 'none'}.")
         speaker_labels = encode_labels(speakers).to(protected.device)
-        labels = {
-            f"attributes[{name!r}]": encode_labels(attributes[name]).to(protected.device) for name in self.attributes
-        }
+        labels: dict[str, Tensor] = {}
+        for name in self.attributes:
+            labels[f"attributes[{name!r}]"] = encode_labels(attributes[name]).to(protected.device)
         width = self.protected[0].shape[-1] if len(self.protected) else None
         check_embeddings(original, protected, speaker_labels, integer_columns=labels, width=width)
-        if self.validate_args:
+        if validate_values:
             check_finite_embeddings(original, protected)
-        integers = (column.long() for column in (speaker_labels, *labels.values()))
-        columns = at_least_float32(original), at_least_float32(protected), *integers
-        for state, column in zip(self._defaults, columns, strict=True):
-            getattr(self, state).append(column.detach().clone())
+        states = {
+            "original": at_least_float32(original),
+            "protected": at_least_float32(protected),
+            "speakers": speaker_labels.long(),
+        }
+        for name, column in zip(self.attributes, labels.values(), strict=True):
+            states[_state_name(name)] = column.long()
+        return states
 
-    def compute(self) -> dict[str, Tensor]:
-        """Return the disclosure of every attribute over all utterances so far."""
-        if len(self.speakers) == 0:
-            empty = torch.empty(0, 1, device=self.device)
-            none = torch.empty(0, dtype=torch.int64, device=self.device)
-            return self._compute_batch_value(empty, empty, none, dict.fromkeys(self.attributes, none))
-        original, protected, speakers, *labels = map(self._join_in_place, self._defaults)
-        return self._compute_batch_value(original, protected, speakers, dict(zip(self.attributes, labels, strict=True)))
+    def _empty_states(self) -> dict[str, Tensor]:
+        rows = torch.empty(0, 1, device=self.device)
+        states = {"original": rows, "protected": rows}
+        for name in ("speakers", *map(_state_name, self.attributes)):
+            states[name] = torch.empty(0, dtype=torch.int64, device=self.device)
+        return states
 
-    def _compute_batch_value(
-        self, original: Tensor, protected: Tensor, speakers: Any, attributes: Mapping[str, Any]
-    ) -> dict[str, Tensor]:
+    def _compute_from(self, states: States) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
+        speakers = states["speakers"]
         with collect_warnings():
             for name in self.attributes:
-                labels = attributes[name]
-                result = attribute_disclosure(protected, labels, speakers, self.intervals, self.permutations)
-                before = attribute_disclosure(original, labels, speakers, confidence=None, permutations=0)
+                labels = states[_state_name(name)]
+                result = attribute_disclosure(states["protected"], labels, speakers, self.intervals, self.permutations)
+                before = attribute_disclosure(states["original"], labels, speakers, confidence=None, permutations=0)
                 keys = ["disclosure", *(["low", "high"] if self.intervals else []), "chance", "accuracy", "majority"]
                 values |= {f"{name}_{key}": getattr(result, key) for key in keys}
                 values[f"{name}_original"] = before.disclosure
         return values
+
+
+def _state_name(attribute: str) -> str:
+    """Return a Python name for the labels of an attribute."""
+    return "attribute_" + re.sub(r"\W|_", lambda letter: f"_{ord(letter[0]):x}_", attribute)

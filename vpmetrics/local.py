@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._base.embedding_metric import IntervalEmbeddingMetric
+from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._identification.identification import Identification, identify_condition
 from vpmetrics._identification.references import IdentificationTrials
 from vpmetrics._scores.jackknife import add_intervals, group_speakers
@@ -20,7 +20,7 @@ from vpmetrics.report.identification_scalars import jackknife_scalars, pool_iden
 Parts = list[tuple[IdentificationTrials, Identification]]
 
 
-class LocalInformationDisclosure(IntervalEmbeddingMetric):
+class LocalInformationDisclosure(EmbeddingMetric):
     r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259, 2026).
 
     .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._base.embedding_metric import IntervalEmbeddingMetric
+from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._identification.identification import add_padded_histograms, identify_condition, mean_over_groups
 from vpmetrics._scores.jackknife import add_intervals, group_speakers
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
@@ -18,7 +18,7 @@ from vpmetrics.functional.rank import MODELS, rank_disclosure
 from vpmetrics.report.identification_scalars import jackknife_scalars
 
 
-class SimilarityRankDisclosure(IntervalEmbeddingMetric):
+class SimilarityRankDisclosure(EmbeddingMetric):
     r"""Compute the bits that the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
 
     .. math::

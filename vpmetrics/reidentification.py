@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._base.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._identification.population import (
     ConversationProtocol,
     reidentification_rates,
@@ -28,40 +28,7 @@ from vpmetrics._utterances.conditions import WITHOUT_SESSIONS, look_up_condition
 from vpmetrics._utterances.utterances import EvaluationData
 
 
-class _PopulationMetric(EmbeddingMetric):
-    """A search for speakers of conversations, with sizes and an enrolment protocol."""
-
-    higher_is_better: bool = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
-
-    def __init__(
-        self,
-        sizes: Sequence[int],
-        smallest: int,
-        conversation: int,
-        condition: str,
-        attack: Any,
-        scoring: Scoring,
-        distractors: Tensor | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_whole_numbers(sizes, smallest)
-        check_whole_number("conversation", conversation, least=1)
-        if attack is not None and not callable(getattr(attack, "attack", None)):
-            raise TypeError(f"Expected `attack` to have a method `attack`, but got {type(attack).__name__}.")
-        resolve_scoring(scoring)
-        self.condition = look_up_condition(condition).name
-        self.conversation = conversation
-        self.distractors = check_distractors(distractors)
-        self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
-
-    def _protocol(self) -> ConversationProtocol:
-        condition = look_up_condition(self.condition)
-        return ConversationProtocol(condition, self.scoring, self.conversation, self.attack, self.distractors)
-
-
-class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
+class ReidentificationRate(EmbeddingMetric):
     r"""Compute how often the true speaker of a conversation comes first among N people (Vauquier et al., 2025).
 
     .. math::
@@ -108,6 +75,10 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         tensor(1.)
     """
 
+    higher_is_better: bool = False
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
     def __init__(
         self,
         sizes: Sequence[int] = (20, 100, 1000, 20_000),
@@ -121,11 +92,21 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         **kwargs: Any,
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "somebody is found or not; `SimilarityRankDisclosure` takes it"})
-        kwargs |= {"validate_args": validate_args, "intervals": intervals}
-        super().__init__(sizes, 1, conversation, condition, attack, scoring, distractors, **kwargs)
+        super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
+        check_whole_numbers(sizes, smallest=1)
+        check_whole_number("conversation", conversation, least=1)
+        self.sizes = tuple(sizes)
+        self.conversation = conversation
+        self.condition = look_up_condition(condition).name
+        self.attack = _check_attack(attack)
+        self.scoring = _check_scoring(scoring)
+        self.distractors = check_distractors(distractors)
 
     def _search(self, data: EvaluationData) -> list[tuple[EvaluationData, ConversationProtocol]]:
-        return [(part, self._protocol()) for part in data.by_group()]
+        protocol = ConversationProtocol(
+            look_up_condition(self.condition), self.scoring, self.conversation, self.attack, self.distractors
+        )
+        return [(part, protocol) for part in data.by_group()]
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         parts = self._search(data)
@@ -152,7 +133,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         return draw_population_rate(curve, float(values["gallery"]), ax, label)
 
 
-class SinglingOut(_PopulationMetric):
+class SinglingOut(EmbeddingMetric):
     r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
 
     .. math::
@@ -190,6 +171,10 @@ class SinglingOut(_PopulationMetric):
         {'singling_out_3': tensor(1.), 'singling_out_3_error': tensor(0.)}
     """
 
+    higher_is_better: bool = False
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
     def __init__(
         self,
         sizes: Sequence[int] = (20, 100, 1000),
@@ -210,12 +195,23 @@ class SinglingOut(_PopulationMetric):
         check_choice("condition", condition, WITHOUT_SESSIONS)
         check_whole_number("calibration", calibration, least=1)
         check_whole_number("draws", draws, least=2)
-        kwargs |= {"validate_args": validate_args}
-        super().__init__(sizes, 2, conversation, condition, attack, scoring, **kwargs)
-        self.calibration, self.draws = calibration, draws
+        super().__init__(validate_args=validate_args, **kwargs)
+        check_whole_numbers(sizes, smallest=2)
+        check_whole_number("conversation", conversation, least=1)
+        self.sizes = tuple(sizes)
+        self.conversation = conversation
+        self.condition = condition
+        self.attack = _check_attack(attack)
+        self.scoring = _check_scoring(scoring)
+        self.distractors = check_distractors(distractors)
+        self.calibration = calibration
+        self.draws = draws
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        return singling_out_rates(data, self._protocol(), self.sizes, self.calibration, self.draws)
+        protocol = ConversationProtocol(
+            look_up_condition(self.condition), self.scoring, self.conversation, self.attack, self.distractors
+        )
+        return singling_out_rates(data, protocol, self.sizes, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the share singled out, with twice its error, and its chance level over the number of people.
@@ -230,3 +226,16 @@ class SinglingOut(_PopulationMetric):
 
         curve = {n: (float(value[f"singling_out_{n}"]), float(value[f"singling_out_{n}_error"])) for n in self.sizes}
         return draw_singling_out(curve, ax, label)
+
+
+def _check_attack(attack: Any) -> Any:
+    """Return a fitted attack, or None; raise for anything else."""
+    if attack is not None and not callable(getattr(attack, "attack", None)):
+        raise TypeError(f"Expected `attack` to have a method `attack`, but got {type(attack).__name__}.")
+    return attack
+
+
+def _check_scoring(scoring: Scoring) -> Scoring:
+    """Return how embeddings are compared; raise for what is no such way."""
+    resolve_scoring(scoring)
+    return scoring

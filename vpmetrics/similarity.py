@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._base.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._scores.registry import add_interval_keys
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._scores.speaker_similarity import (
@@ -19,37 +19,14 @@ from vpmetrics._scores.speaker_similarity import (
     diagonal_and_row_means,
     gvd_of_dominances,
 )
-from vpmetrics._util.validation import check_choice, collect_warnings
+from vpmetrics._util.validation import check_choice, reject_options
 from vpmetrics._utterances.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.report.embedding_report import report_embeddings
 from vpmetrics.report.parts import ReportSettings
 
 
-class _SimilarityMetric(EmbeddingMetric):
-    """A metric of similarity matrices."""
-
-    conditions: tuple[str, ...]
-
-    def __init__(
-        self,
-        similarity: str = "geometric",
-        scoring: Scoring = "cosine",
-        bandwidth: float | None = None,
-        validate_args: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
-        check_choice("similarity", similarity, SIMILARITIES)
-        resolve_scoring(scoring)
-        self.similarity, self.scoring = similarity, scoring
-
-    def _compute_value(self, data: EvaluationData) -> Any:
-        scorer = resolve_scoring(self.scoring)
-        return compute_matrices(data, self.similarity, scorer, self.bandwidth, self.conditions)
-
-
-class VoiceSimilarityMatrix(_SimilarityMetric):
+class VoiceSimilarityMatrix(EmbeddingMetric):
     r"""Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
 
     .. math:: \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
@@ -80,8 +57,26 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
                 [0.5263, 0.5263]])
     """
 
-    conditions = ("OO", "OP", "PP")
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
+    def __init__(
+        self,
+        similarity: str = "geometric",
+        scoring: Scoring = "cosine",
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        reject_options(self, kwargs, {"intervals": "there is one for numbers, not for matrices"})
+        super().__init__(bandwidth, validate_args, **kwargs)
+        check_choice("similarity", similarity, SIMILARITIES)
+        resolve_scoring(scoring)
+        self.similarity = similarity
+        self.scoring = scoring
+
+    def _compute_value(self, data: EvaluationData) -> SimilarityMatrices:
+        return compute_matrices(data, self.similarity, resolve_scoring(self.scoring), self.bandwidth)
 
     def plot(
         self,
@@ -111,28 +106,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         return draw_zoo(*diagonal_and_row_means(val[WITHOUT_SESSIONS.index(zoo)]), ax, zoo, names)
 
 
-class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
-    """One number of the matrices of two conditions, with its confidence interval."""
-
-    key: str
-    formula: Callable[[Tensor, Tensor], Tensor]
-
-    def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
-        if self.intervals is None:
-            scorer = resolve_scoring(self.scoring)
-            dominances: list[Tensor] = []
-            with collect_warnings():
-                for name in self.conditions:
-                    condition = CONDITIONS[name]
-                    dominances.append(compute_dominance(data, condition, self.similarity, scorer, self.bandwidth))
-                return self.formula(*dominances)
-        families = frozenset((name, "matrix") for name in self.conditions)
-        settings = ReportSettings(self.similarity, self.scoring, families=families, intervals=self.intervals)
-        scalars = report_embeddings(data, settings).scalars
-        return {key: scalars[key] for key in add_interval_keys([self.key])}
-
-
-class DeIdentification(_SimilarityRatio):
+class DeIdentification(EmbeddingMetric):
     r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities.
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
@@ -162,12 +136,30 @@ class DeIdentification(_SimilarityRatio):
         tensor(1.)
     """
 
-    key, conditions, formula = "deid", ("OO", "OP"), staticmethod(deid_of_dominances)
+    key = "deid"
     higher_is_better: bool = True
     plot_upper_bound: float = 1.0
 
+    def __init__(
+        self,
+        similarity: str = "geometric",
+        scoring: Scoring = "cosine",
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bandwidth, validate_args, intervals, **kwargs)
+        check_choice("similarity", similarity, SIMILARITIES)
+        resolve_scoring(scoring)
+        self.similarity = similarity
+        self.scoring = scoring
 
-class VoiceDistinctiveness(_SimilarityRatio):
+    def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
+        return _compute_ratio(self, data, self.key, ("OO", "OP"), deid_of_dominances)
+
+
+class VoiceDistinctiveness(EmbeddingMetric):
     r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech.
 
     .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
@@ -196,5 +188,44 @@ class VoiceDistinctiveness(_SimilarityRatio):
         tensor(-1.9320)
     """
 
-    key, conditions, formula = "gvd", ("OO", "PP"), staticmethod(gvd_of_dominances)
+    key = "gvd"
     higher_is_better: bool = True
+
+    def __init__(
+        self,
+        similarity: str = "geometric",
+        scoring: Scoring = "cosine",
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bandwidth, validate_args, intervals, **kwargs)
+        check_choice("similarity", similarity, SIMILARITIES)
+        resolve_scoring(scoring)
+        self.similarity = similarity
+        self.scoring = scoring
+
+    def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
+        return _compute_ratio(self, data, self.key, ("OO", "PP"), gvd_of_dominances)
+
+
+def _compute_ratio(
+    metric: DeIdentification | VoiceDistinctiveness,
+    data: EvaluationData,
+    key: str,
+    conditions: tuple[str, ...],
+    formula: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor | dict[str, Tensor]:
+    """Return one number of the dominance in two conditions, with its confidence interval where a metric has one."""
+    if metric.intervals is None:
+        scorer = resolve_scoring(metric.scoring)
+        first, second = (
+            compute_dominance(data, CONDITIONS[name], metric.similarity, scorer, metric.bandwidth)
+            for name in conditions
+        )
+        return formula(first, second)
+    families = frozenset((name, "matrix") for name in conditions)
+    settings = ReportSettings(metric.similarity, metric.scoring, families=families, intervals=metric.intervals)
+    scalars = report_embeddings(data, settings).scalars
+    return {name: scalars[name] for name in add_interval_keys([key])}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from vpmetrics._base.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._scores.registry import FAMILIES, add_interval_keys, scalar_key
 from vpmetrics._util.distributed import gather_objects
 from vpmetrics._util.validation import (
@@ -35,14 +35,12 @@ if TYPE_CHECKING:
 Attacks = Literal["standard"] | Sequence[Any] | None
 
 
-class AttackedMetric(IntervalEmbeddingMetric):
-    """Base of metrics that try attacks; ``observe`` lets the attacks learn from further speakers."""
+class LearnsFromFurtherSpeakers:
+    """Attacks, and pairs of further speakers that they learn from: what metrics with attacks share, and no metric."""
 
     takes_encoders = True
-    __jit_unused_properties__: ClassVar[list[str]] = [*EmbeddingMetric.__jit_unused_properties__, "attack_names"]
 
-    def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def _set_attacks(self: Any, attacks: Attacks) -> None:
         if isinstance(attacks, str):
             check_choice("attacks", attacks, ("standard",))
             attacks = STANDARD
@@ -56,10 +54,9 @@ class AttackedMetric(IntervalEmbeddingMetric):
         self.attacks = None if attacks is None else tuple(attacks)
         # Not a state: moments of attackers do not belong in a state_dict.
         self._observed: MomentSums | None = None
-        self._observed_count = 0
 
     def observe(
-        self,
+        self: Any,
         original: Embeddings,
         protected: Embeddings,
         speakers: Tensor | Sequence[str],
@@ -88,33 +85,32 @@ class AttackedMetric(IntervalEmbeddingMetric):
         self._latest_encoders = encoders
         self._computed = None
 
-    def _add_observed(self, moments: MomentSums) -> None:
+    def _add_observed(self: Any, moments: MomentSums) -> None:
         """Merge moments into those observed so far."""
         self._observed = add_moment_sums([moments] if self._observed is None else [self._observed, moments])
-        self._observed_count += 1
 
-    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the utterances of another metric of this class, and the moments its attackers observed."""
-        super().merge_state(incoming_state)
-        if isinstance(incoming_state, AttackedMetric) and incoming_state._observed is not None:
+    def _merge_further(self: Any, incoming_state: dict[str, Any] | Metric) -> None:
+        if isinstance(incoming_state, LearnsFromFurtherSpeakers) and incoming_state._observed is not None:
             self._add_observed(incoming_state._observed)
 
-    def reset(self, observed: bool = False) -> None:
-        """Reset all states; with ``observed`` also the observed moments."""
-        super().reset()
+    def reset(self: Any, observed: bool = False) -> None:
+        """Reset all states; with ``observed`` also the observed moments.
+
+        Overridden because an attacker keeps what was observed over the epochs of a training.
+        """
+        EmbeddingMetric.reset(self)
         if observed:
             self._observed = None
-            self._observed_count += 1
 
     @property
-    def attack_names(self) -> tuple[str, ...]:
+    def attack_names(self: Any) -> tuple[str, ...]:
         """Names of the attacks that are fused."""
         from vpmetrics.attacks.features import attack_name
         from vpmetrics.attacks.fusion import append_plain_attack
 
         return tuple(attack_name(attack) for attack in append_plain_attack(self.attacks or ()))
 
-    def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> FusedAttacker:
+    def _fit_attacks(self: Any, data: EvaluationData, conditions: Sequence[Condition]) -> FusedAttacker:
         from vpmetrics.attacks.fusion import FusedAttacker
 
         gathered: list[Any] = [self._observed]
@@ -126,15 +122,16 @@ class AttackedMetric(IntervalEmbeddingMetric):
         observed = add_moment_sums(moments) if moments else None
         return FusedAttacker(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
-    def _known_encoders(self) -> tuple[Encoder, ...]:
-        return super()._known_encoders() if self._observed is None else self._latest_encoders
+    def _known_encoders(self: Any) -> tuple[Encoder, ...]:
+        known: tuple[Encoder, ...] = EmbeddingMetric._known_encoders(self)
+        return known if self._observed is None else known or self._latest_encoders
 
-    def _embedding_width(self) -> int | None:
+    def _embedding_width(self: Any) -> int | None:
         observed_width = None if self._observed is None else self._observed.sums.shape[1] // 2
-        return super()._embedding_width() or observed_width
+        return EmbeddingMetric._embedding_width(self) or observed_width
 
 
-class StrongestAttack(AttackedMetric):
+class StrongestAttack(LearnsFromFurtherSpeakers, EmbeddingMetric):
     """Disclosure to all attacks together, fused into one score, each fitted on other speakers than it attacks.
 
     Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of
@@ -185,7 +182,8 @@ class StrongestAttack(AttackedMetric):
         **kwargs: Any,
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "attacks are fitted, and that has no gradient"})
-        super().__init__(attacks=attacks, validate_args=validate_args, intervals=intervals, **kwargs)
+        super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
+        self._set_attacks(attacks)
         is_same_side = look_up_condition(condition).is_same_side
         if condition == "OO":
             raise ValueError("Expected `condition` to have a protected side to attack, but got 'OO'.")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._identification.conversations import DRAWS
 from vpmetrics._scores.registry import (
     OF_POPULATION,
@@ -36,12 +37,12 @@ from vpmetrics.functional.rank import MODELS
 from vpmetrics.report.embedding_report import report_embeddings
 from vpmetrics.report.parts import ReportSettings
 from vpmetrics.report.privacy_report import PrivacyReport, add_checks_and_headline
-from vpmetrics.strongest import AttackedMetric, Attacks
+from vpmetrics.strongest import Attacks, LearnsFromFurtherSpeakers
 
 METRICS = ("headline", "all")
 
 
-class VoicePrivacy(AttackedMetric):
+class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
     r"""All numbers of the other embedding metrics, from one copy of the embeddings, each condition scored once.
 
     As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)`` and
@@ -133,7 +134,8 @@ class VoicePrivacy(AttackedMetric):
         if bandwidth is not None and attacks not in (None, "standard"):
             raise ValueError("Expected `attacks` only without `bandwidth`: attackers need more than a batch.")
         attacks = attacks if bandwidth is None else None
-        super().__init__(attacks, bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
+        self._set_attacks(attacks)
         check_choice("enrolment", enrolment, (None, "utterance", "speaker"))
         if sizes is not None:
             check_whole_numbers(sizes, smallest=2)
@@ -167,15 +169,16 @@ class VoicePrivacy(AttackedMetric):
         """Return the headline, the scalars and the conditions they come from, for all groups together and for each.
 
         The report is of all processes, as ``compute``. The verdict goes by 95 % intervals of the risks, whatever
-        ``intervals`` is, so it costs more than ``compute``.
+        ``intervals`` is, so it costs more than ``compute``. Groups given as strings are found under their names.
         """
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
             report = self._compute_checked_report(data)
-            groups = {}
+            names = self.speaker_names
+            groups: dict[int | str, PrivacyReport] = {}
             for group in data.groups():
                 part = data.of_group(group)
-                groups[group] = self._compute_checked_report(part)
+                groups[names.get(group, group)] = self._compute_checked_report(part)
             encoders = {}
             if len(data.encoders) > 1:
                 for index, encoder in enumerate(data.encoders):
@@ -185,11 +188,6 @@ class VoicePrivacy(AttackedMetric):
 
     def _compute_checked_report(self, data: EvaluationData) -> PrivacyReport:
         return add_checks_and_headline(self._compute_report(data, has_risk_intervals=True), data)
-
-    def compute(self) -> dict[str, Tensor]:
-        """Return the requested scalars (see ``metrics``) over all utterances so far."""
-        with collect_warnings():
-            return self._select_scalars(self._compute_report(self._collect_data()))
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw de-identification against gain of voice distinctiveness.

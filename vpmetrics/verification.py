@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vpmetrics._base.privacy_metric import ClassOrInstanceValue
-from vpmetrics._base.score_metric import ScoreMetric, TrialMetric, as_trials
+from vpmetrics._base.privacy_metric import ClassOrInstanceValue, PrivacyMetric, States
+from vpmetrics._base.score_metric import TRIAL_STATES, ScoreMetric, add_trial_intervals, empty_trials, pack_trials
 from vpmetrics._scores.measures import (
     cllr_costs_and_sizes,
     cllr_from_sums,
@@ -20,8 +20,8 @@ from vpmetrics._scores.measures import (
 )
 from vpmetrics._scores.score_counts import CountedScores, StepsOfBothSigns
 from vpmetrics._util.dtypes import wide_dtype, widen
-from vpmetrics._util.validation import reject_options
-from vpmetrics.functional.verification import cllr, linkability, rate_key, resolve_rates
+from vpmetrics._util.validation import collect_warnings, reject_options
+from vpmetrics.functional.verification import linkability, rate_key, resolve_rates
 
 _NO_BINS = "four sums are all that is kept, so there is nothing to bin"
 
@@ -117,10 +117,10 @@ class Linkability(ScoreMetric):
         reject_options(self, kwargs, {"bandwidth": "the bins of a histogram have no gradient"})
         super().__init__(thresholds, score_range, validate_args=validate_args, intervals=intervals, **kwargs)
 
-    def _compute_value(self) -> Tensor:
+    def _compute_value(self, states: States) -> Tensor:
         if self.keeps_scores:
-            return linkability(*self._concatenate_trials(), validate_args=False)
-        edges, counts = self._edges(), self.bin_counts
+            return linkability(states["scores"], states["is_target"], validate_args=False)
+        edges, counts = self._edges(states), states["bin_counts"]
         edges = widen(edges)
         # A bin stands for one score, its middle; an outer bin for its edge.
         middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
@@ -131,11 +131,8 @@ class Linkability(ScoreMetric):
         """Return NaN for bins, whose error has no known bound; 0 where the scores themselves are kept."""
         return torch.full((), 0.0 if self.keeps_scores else torch.nan, device=self.device)
 
-    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
-        return linkability(preds, target, validate_args=False)
 
-
-class Cllr(TrialMetric):
+class Cllr(PrivacyMetric):
     """Cost of taking scores as natural-log likelihood ratios: see :func:`vpmetrics.functional.cllr`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, log-likelihood ratios of any shape, and
@@ -160,15 +157,16 @@ class Cllr(TrialMetric):
     measure = "cllr"
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
-    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
-        cllr_costs: Tensor
-        cllr_trials: Tensor
-        saw_float64: Tensor
+    cllr_costs: Tensor
+    cllr_trials: Tensor
+    saw_float64: Tensor
 
     def __init__(self, validate_args: bool = True, intervals: float | None = None, **kwargs: Any) -> None:
         reasons = {"thresholds": _NO_BINS, "score_range": _NO_BINS, "bandwidth": "the value is smooth as it is"}
         reject_options(self, kwargs, reasons)
         super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
+        for name in TRIAL_STATES if intervals is not None else ():
+            self.add_state(name, default=[], dist_reduce_fx="cat")
         wide = wide_dtype(self.device)
         self.add_state("cllr_costs", default=torch.zeros(2, dtype=wide), dist_reduce_fx="sum")
         self.add_state("cllr_trials", default=torch.zeros(2, dtype=torch.long), dist_reduce_fx="sum")
@@ -176,21 +174,33 @@ class Cllr(TrialMetric):
 
     def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> None:
         """Accumulate a batch of trials; ``speakers``, of the enrolment side and of the test side, for ``intervals``."""
-        preds, target = as_trials(preds, target, self.device)
-        both = self._check_batch(preds, target, speakers)
-        if self.intervals is not None:
-            self._store_trials(preds, target, both)
-        costs, trials = cllr_costs_and_sizes(preds.detach(), target.detach())
-        self.cllr_costs, self.cllr_trials = self.cllr_costs + costs, self.cllr_trials + trials
-        if preds.dtype == torch.float64:
-            self.saw_float64 = torch.ones_like(self.saw_float64)
+        self._store(self._pack_batch(preds, target, speakers, validate_values=self.validate_args))
 
-    def _compute_value(self) -> Tensor:
-        value = cllr_from_sums(self.cllr_costs, self.cllr_trials)
-        return value if self.saw_float64 else value.float()
+    def _pack_batch(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        speakers: Sequence[Tensor] | None = None,
+        validate_values: bool = False,
+    ) -> dict[str, Tensor]:
+        trials = pack_trials(self, preds, target, speakers, validate_values)
+        costs, sizes = cllr_costs_and_sizes(trials["scores"], trials["is_target"])
+        is_float64 = trials["scores"].dtype == torch.float64
+        states = trials if self.intervals is not None else {}
+        states |= {"cllr_costs": costs, "cllr_trials": sizes}
+        states["saw_float64"] = torch.full_like(self.saw_float64, int(is_float64))
+        return states
 
-    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
-        return cllr(preds, target, validate_args=False)
+    def _empty_states(self) -> dict[str, Tensor]:
+        return empty_trials(self.device)
+
+    def _compute_from(self, states: States) -> Any:
+        with collect_warnings():
+            value = cllr_from_sums(states["cllr_costs"], states["cllr_trials"])
+            value = value if states["saw_float64"] else value.float()
+            if self.intervals is None:
+                return value
+            return add_trial_intervals(value, states, self.measure, self.intervals)
 
 
 class TPRAtFPR(ScoreMetric):

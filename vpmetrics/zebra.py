@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vpmetrics._base.privacy_metric import PrivacyMetric
-from vpmetrics._base.score_metric import ScoreMetric, as_trials
+from vpmetrics._base.privacy_metric import PrivacyMetric, States
+from vpmetrics._base.score_metric import ScoreMetric, pack_trials
 from vpmetrics._scores.calibration import transferred_llr
 from vpmetrics._scores.measures import minimum_cross_entropy
-from vpmetrics._util.arrays import as_floating_tensor
-from vpmetrics._util.dtypes import at_least_float32
-from vpmetrics._util.validation import check_choice, check_trials, reject_options
+from vpmetrics._util.validation import check_choice, reject_options, suppress_warnings
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_both_signs
+
+RUN_STATES = ("scores_run0", "is_target_run0", "scores_run1", "is_target_run1")
 
 
 class ZebraDisclosure(ScoreMetric):
@@ -61,12 +60,13 @@ class ZebraDisclosure(ScoreMetric):
         from vpmetrics.plotting.score_plots import PROFILE_LOG_ODDS, draw_ece_profile
 
         with self._gather_states():
-            steps = self._count_trials()
+            states = self._joined_states()
+            steps = self._count_trials(states)
             odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
             minimum = minimum_cross_entropy(steps.ascending, odds)
             uncalibrated = None
             if actual and self.keeps_scores:
-                uncalibrated = ece_profile(*self._concatenate_trials(), odds, validate_args=False).actual
+                uncalibrated = ece_profile(states["scores"], states["is_target"], odds, validate_args=False).actual
             values = self._compute_value_of_steps(steps, torch.float64)
         return draw_ece_profile(minimum, uncalibrated, values, ax, label)
 
@@ -96,26 +96,40 @@ class CalibrationDistortion(PrivacyMetric):
     higher_is_better: bool = False
 
     def __init__(self, calibration: str = "linear", validate_args: bool = True, **kwargs: Any) -> None:
-        reject_options(self, kwargs, {"bandwidth": "one batch is of one run, and so has no value to descend"})
+        reasons = {
+            "bandwidth": "one batch is of one run, and so has no value to descend",
+            "intervals": "scores come without their speakers",
+        }
+        reject_options(self, kwargs, reasons)
         super().__init__(validate_args=validate_args, **kwargs)
         check_choice("calibration", calibration, ("linear", "isotonic"))
         self.calibration = calibration
-        for name in ("scores_run0", "is_target_run0", "scores_run1", "is_target_run1"):
+        for name in RUN_STATES:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor, run: int) -> None:
         """Accumulate a batch of trials: of ``run`` 0, which the calibration is fitted on, or of 1, the attacked run."""
-        preds, target = as_trials(preds, target, self.device)
-        check_trials(preds, target, self.validate_args)
-        check_choice("run", run, (0, 1))
-        scores, is_target = at_least_float32(preds.detach().flatten()).clone(), target.detach().flatten().bool().clone()
-        getattr(self, f"scores_run{run}").append(scores)
-        getattr(self, f"is_target_run{run}").append(is_target)
+        self._store(self._pack_batch(preds, target, run, validate_values=self.validate_args))
 
-    def compute(self) -> Tensor:
-        """Return C_ECE of run 1 under the calibration fitted on run 0."""
-        trials = *self._trials_of_run(1), *self._trials_of_run(0)
-        return calibration_distortion(*trials, self.calibration, validate_args=False)
+    def _pack_batch(self, preds: Tensor, target: Tensor, run: int, validate_values: bool = False) -> dict[str, Tensor]:
+        trials = pack_trials(self, preds, target, None, validate_values)
+        check_choice("run", run, (0, 1))
+        return {f"scores_run{run}": trials["scores"], f"is_target_run{run}": trials["is_target"]}
+
+    def _empty_states(self) -> dict[str, Tensor]:
+        scores = torch.empty(0, device=self.device)
+        return dict(zip(RUN_STATES, (scores, scores.bool(), scores, scores.bool()), strict=True))
+
+    def _compute_from(self, states: States) -> Tensor:
+        """Return C_ECE of run 1 under the calibration fitted on run 0; NaN for a batch, which is of one run."""
+        run0 = states["scores_run0"], states["is_target_run0"]
+        run1 = states["scores_run1"], states["is_target_run1"]
+        return calibration_distortion(*run1, *run0, self.calibration, validate_args=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Accumulate a batch; without a warning that one batch, of one run, has no value."""
+        with suppress_warnings():
+            return super().forward(*args, **kwargs)
 
     def plot(
         self, val: Any = None, ax: Any = None, label: str | None = None, kind: str = "calibrated"
@@ -137,25 +151,12 @@ class CalibrationDistortion(PrivacyMetric):
         from vpmetrics.report.figures import draw_calibration_transfer
 
         with self._gather_states():
-            (preds, target), learnt = self._trials_of_run(1), self._trials_of_run(0)
+            states = self._joined_states()
+        preds, target = states["scores_run1"], states["is_target_run1"]
+        learnt = states["scores_run0"], states["is_target_run0"]
         if kind == "profile":
             return draw_calibration_transfer(preds, target, *learnt, ax=ax)
         is_raw = kind == "raw"
         llr = preds if is_raw else transferred_llr(preds, target, *learnt, self.calibration, validate_args=False)
         name = label or ("scores" if is_raw else self.calibration)
         return draw_share_by_posterior(llr, torch.stack([~target, target]), ax, name)
-
-    def _trials_of_run(self, run: Literal[0, 1]) -> tuple[Tensor, Tensor]:
-        if len(getattr(self, f"scores_run{run}")) == 0:
-            return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        return self._join_in_place(f"scores_run{run}"), self._join_in_place(f"is_target_run{run}")
-
-    def _compute_synced_step_value(self, *args: Any, **kwargs: Any) -> Any:
-        # Without a warning of NaN: the batches of all processes are often of one run.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            return super()._compute_synced_step_value(*args, **kwargs)
-
-    def _compute_batch_value(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Return NaN: a batch is of one run."""
-        return torch.full((), torch.nan, device=as_floating_tensor("preds", preds, self.device).device)

@@ -29,6 +29,11 @@ def row_hash(row):
     return mixed(signed(total))
 
 
+def set_hash(rows):
+    """The hash of a set of rows, that of a speaker for example."""
+    return signed(sum(mixed(row_hash(row)) for row in rows))
+
+
 def canonical_order(rows, *ties):
     """Indices of the rows, sorted by their hash; ``ties``, other embeddings of the same rows, decide between equals."""
     sides = [np.asarray(side, dtype=float) for side in (rows, *ties)]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vpmetrics._base.privacy_metric import IntervalMetric, PrivacyMetric
-from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
+from vpmetrics._base.privacy_metric import PrivacyMetric, States
+from vpmetrics._util.distributed import Processes
 from vpmetrics._util.validation import collect_warnings, explain_undefined
 from vpmetrics._utterances.encoders import (
     Embeddings,
@@ -20,6 +20,7 @@ from vpmetrics._utterances.encoders import (
     encode_encoders,
     join_encoders,
 )
+from vpmetrics._utterances.texts import decode_texts, encode_texts
 from vpmetrics._utterances.utterances import (
     EvaluationData,
     UtteranceColumns,
@@ -30,29 +31,38 @@ from vpmetrics._utterances.utterances import (
 )
 from vpmetrics.report.checks import find_cause
 
+Labels = Tensor | Sequence[str]
+
 
 class EmbeddingMetric(PrivacyMetric):
-    """A metric of utterances, embedded before and after protection. Trials are formed at ``compute``, never stored."""
+    """A metric of utterances, embedded before and after protection. Trials are formed at ``compute``, never stored.
+
+    The states are the columns of all utterances, ``(N, ...)``, and as bytes the encoders of the columns of embeddings
+    and the names of speakers and groups. A subclass defines ``_compute_value``.
+    """
 
     takes_encoders: ClassVar[bool] = False  # whether embeddings may be a dictionary of those of several encoders
-    __jit_unused_properties__: ClassVar[list[str]] = [*PrivacyMetric.__jit_unused_properties__, "speaker_names"]
 
-    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
-        original: list[Tensor]
-        protected: list[Tensor]
-        speakers: list[Tensor]
-        utterances: list[Tensor]
-        sessions: list[Tensor]
-        groups: list[Tensor]
-        row_flags: list[Tensor]
-        encoder_table: list[Tensor]
+    original: list[Tensor]
+    protected: list[Tensor]
+    speakers: list[Tensor]
+    utterances: list[Tensor]
+    sessions: list[Tensor]
+    groups: list[Tensor]
+    row_flags: list[Tensor]
+    encoder_table: list[Tensor]
+    label_names: list[Tensor]
 
-    def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
-        super().__init__(bandwidth, validate_args, **kwargs)
-        for name in UtteranceColumns._fields:
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bandwidth, validate_args, intervals, **kwargs)
+        for name in (*UtteranceColumns._fields, "encoder_table", "label_names"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
-        self.add_state("encoder_table", default=[], dist_reduce_fx="cat")
-        self._speaker_names: dict[int, str] = {}
         # Of the latest batch, to compare the next one with, without reading the state from a GPU.
         self._latest_encoders: tuple[Encoder, ...] = ()
 
@@ -60,11 +70,11 @@ class EmbeddingMetric(PrivacyMetric):
         self,
         original: Embeddings | None = None,
         protected: Embeddings | None = None,
-        speakers: Tensor | Sequence[str] | None = None,
+        speakers: Labels | None = None,
         is_reference: Tensor | None = None,
-        utterances: Tensor | Sequence[str] | None = None,
-        sessions: Tensor | Sequence[str] | None = None,
-        groups: Tensor | Sequence[str] | None = None,
+        utterances: Labels | None = None,
+        sessions: Labels | None = None,
+        groups: Labels | None = None,
     ) -> None:
         """Accumulate a batch of utterances.
 
@@ -87,6 +97,25 @@ class EmbeddingMetric(PrivacyMetric):
             groups: Group of each row, ``(B,)``, such as sex or data set: only pairs of one group are trials.
         """
         self._check_reference_given(is_reference)
+        columns = (speakers, is_reference, utterances, sessions, groups)
+        states = self._pack_batch(original, protected, *columns, validate_values=self.validate_args)
+        encoders = self._join_encoders(original, protected)[2]
+        if len(self.encoder_table):
+            del states["encoder_table"]  # that of the first batch is that of all
+        self._store(states)
+        self._latest_encoders = encoders
+
+    def _pack_batch(
+        self,
+        original: Embeddings | None = None,
+        protected: Embeddings | None = None,
+        speakers: Labels | None = None,
+        is_reference: Tensor | None = None,
+        utterances: Labels | None = None,
+        sessions: Labels | None = None,
+        groups: Labels | None = None,
+        validate_values: bool = False,
+    ) -> dict[str, Tensor]:
         self._check_number_of_encoders(original, protected)
         original_rows, protected_rows, encoders = self._join_encoders(original, protected)
         columns = pack_utterances(
@@ -98,19 +127,21 @@ class EmbeddingMetric(PrivacyMetric):
             sessions,  # type: ignore[arg-type]
             groups,  # type: ignore[arg-type]
             width=self._embedding_width(),
-            validate_values=self.validate_args,
+            validate_values=validate_values,
         )
-        table = encode_encoders(encoders, columns.speakers.device) if len(self.encoder_table) == 0 else None
-        # Copies, because a view would keep the whole activation it was cut from alive; all of them before any is kept.
-        for name, values in zip(UtteranceColumns._fields, [each.detach().clone() for each in columns], strict=True):
-            getattr(self, name).append(values)
-        if table is not None:
-            self.encoder_table.append(table)
-        self._latest_encoders = encoders
-        labels = speakers.tolist() if isinstance(speakers, np.ndarray) else speakers
-        if isinstance(labels, (list, tuple)):
-            names = [label for label in dict.fromkeys(labels) if isinstance(label, str)]
-            self._speaker_names |= dict(zip(encode_labels(names).tolist(), names, strict=True))
+        device = columns.speakers.device
+        states = columns._asdict()
+        states["encoder_table"] = encode_encoders(encoders, device)
+        states["label_names"] = encode_texts(_distinct_strings(speakers, groups), device)
+        return states
+
+    def _empty_states(self) -> dict[str, Tensor]:
+        empty = torch.empty(0, 1, device=self.device)
+        states = pack_utterances(empty, empty, empty[:, 0].long())._asdict()
+        no_text = torch.empty(0, dtype=torch.uint8, device=self.device)
+        states["encoder_table"] = no_text
+        states["label_names"] = no_text
+        return states
 
     def _join_encoders(self, original: Any, protected: Any) -> tuple[Any, Any, tuple[Encoder, ...]]:
         """Return both sides as tensors, and the encoders of their columns; raise for others than before."""
@@ -135,6 +166,10 @@ class EmbeddingMetric(PrivacyMetric):
             return ()
         return decode_encoders(self._join_in_place("encoder_table"))
 
+    def _forget_values(self) -> None:
+        super()._forget_values()
+        self._latest_encoders = ()
+
     def _check_number_of_encoders(self, original: Any, protected: Any) -> None:
         """Raise for dictionaries where a metric has one encoder."""
         if self.takes_encoders:
@@ -148,8 +183,11 @@ class EmbeddingMetric(PrivacyMetric):
 
     @property
     def speaker_names(self) -> Mapping[int, str]:
-        """Names of the speakers given as strings, by the integers they are stored as."""
-        return self._speaker_names
+        """Names of the speakers and groups given as strings, by the integers they are stored as."""
+        if len(self.label_names) == 0:
+            return {}
+        names = list(dict.fromkeys(decode_texts(self._join_in_place("label_names"))))
+        return dict(zip(encode_labels(names).tolist(), names, strict=True))
 
     def _check_reference_given(self, is_reference: Any | None) -> None:
         """Raise where a metric needs ``is_reference`` and a batch comes without."""
@@ -158,44 +196,31 @@ class EmbeddingMetric(PrivacyMetric):
         """Return the value of all utterances."""
         raise NotImplementedError
 
-    def compute(self) -> Any:
-        """Return the value over all utterances so far."""
-        with collect_warnings():
-            return self._compute_value(self._collect_data())
-
-    def _compute_batch_value(
-        self,
-        original: Embeddings | None = None,
-        protected: Embeddings | None = None,
-        *columns: Any,
-        **named_columns: Any,
-    ) -> Any:
+    def _compute_from(self, states: States) -> Any:
         with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
-            original_rows, protected_rows, encoders = self._join_encoders(original, protected)
-            rows = pack_utterances(original_rows, protected_rows, *columns, **named_columns)
-            return self._compute_value(_build_data_and_explain(rows, encoders=encoders))
+            return self._compute_value(self._build_data(states, self._find_processes()))
 
     def _collect_data(self) -> EvaluationData:
-        if len(self.speakers) == 0:
-            empty = torch.empty(0, 1, device=self.device)
-            return _build_data_and_explain(pack_utterances(empty, empty, empty[:, 0].long()))
-        columns = UtteranceColumns(*map(self._join_in_place, UtteranceColumns._fields))
+        return self._build_data(self._joined_states(), self._find_processes())
+
+    def _build_data(self, states: States, processes: Processes) -> EvaluationData:
+        """Return the data of states; a later warning of an undefined result names what they lack."""
+        columns = UtteranceColumns(*(states[name] for name in UtteranceColumns._fields))
         if self.validate_args:
             check_speaker_per_recording(columns)
-        return _build_data_and_explain(columns, self._find_processes(), self._stored_encoders())
+        data = deduplicate_and_index(columns, processes, decode_encoders(states["encoder_table"]))
+        explain_undefined(partial(find_cause, data))
+        return data
 
     def _embedding_width(self) -> int | None:
         return self.original[0].shape[-1] if len(self.original) else None
 
 
-def _build_data_and_explain(
-    columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS, encoders: tuple[Encoder, ...] = ()
-) -> EvaluationData:
-    """Return the data of columns; a later warning of an undefined result names what they lack."""
-    data = deduplicate_and_index(columns, processes, encoders)
-    explain_undefined(partial(find_cause, data))
-    return data
-
-
-class IntervalEmbeddingMetric(EmbeddingMetric, IntervalMetric):
-    """An embedding metric with confidence intervals from leaving speakers out."""
+def _distinct_strings(*columns: Any) -> Iterable[str]:
+    """Return the strings among the labels of some columns, each once."""
+    strings: dict[str, None] = {}
+    for column in columns:
+        labels = column.tolist() if isinstance(column, np.ndarray) else column
+        if isinstance(labels, (list, tuple)):
+            strings |= dict.fromkeys(label for label in labels if isinstance(label, str))
+    return strings

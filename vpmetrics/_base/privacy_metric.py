@@ -1,16 +1,22 @@
-"""What every metric here adds to the contract of TorchMetrics."""
+"""What every metric here adds to the contract of TorchMetrics.
+
+Six methods of the life cycle of :class:`torchmetrics.Metric` are overridden, each for the reason in its docstring:
+``forward``, ``merge_state``, ``sync_context``, ``_sync_dist``, ``_apply``, and ``reset`` of the metrics that observe
+further speakers. Everything else is left to torchmetrics.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_sum
 from torchmetrics.utilities.distributed import gather_all_tensors
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 from torchmetrics.wrappers.abstract import WrapperMetric
@@ -19,11 +25,14 @@ from vpmetrics._scores.registry import scalar
 from vpmetrics._util.distributed import (
     SINGLE_PROCESS,
     Processes,
+    RankError,
     align_list_states,
     current_processes,
-    encode_dtype_and_width,
+    exchange_error,
 )
 from vpmetrics._util.validation import check_bandwidth, check_confidence, check_flag
+
+States = Mapping[str, Tensor]
 
 
 class ClassOrInstanceValue:
@@ -33,7 +42,8 @@ class ClassOrInstanceValue:
     """
 
     def __init__(self, on_class: bool | None, on_metric: Callable[[Any], bool | None]) -> None:
-        self.on_class, self.on_metric = on_class, on_metric
+        self.on_class = on_class
+        self.on_metric = on_metric
 
     def __get__(self, metric: Metric | None, owner: type[Metric]) -> bool | None:
         """Return the value of a metric, or of the class where there is none."""
@@ -43,60 +53,70 @@ class ClassOrInstanceValue:
 class PrivacyMetric(Metric):
     """A metric with a constant cost of ``forward``, states that keep their precision, and safe synchronisation.
 
-    ``forward`` is ``update`` with a detached copy plus the value of this batch alone. A batch that raises leaves no
-    trace. A process without a batch synchronises like the others, and a process that raises leaves its metric usable.
+    A subclass defines ``update``, which ends in ``self._store(self._pack_batch(...))``; ``_pack_batch``, the states of
+    one batch; ``_empty_states``, those of none; and ``_compute_from``, the value of states. ``compute`` is the value of
+    the accumulated states, ``forward`` that of one batch.
     """
 
     full_state_update: bool = False
     is_differentiable = ClassOrInstanceValue(False, lambda metric: metric.bandwidth is not None)
-    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
-        bandwidth: float | None
-        validate_args: bool
-    else:
-        bandwidth = None
+    bandwidth: float | None = None
 
-    def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self._torchmetrics_names = frozenset(vars(self))
         check_bandwidth(bandwidth)
         check_flag("validate_args", validate_args)
         if bandwidth is not None and self.dist_sync_on_step:
             raise ValueError("Expected `dist_sync_on_step` only without `bandwidth`: gathering has no gradient.")
-        self.bandwidth, self.validate_args = bandwidth, validate_args
+        if intervals is not None:
+            check_confidence("intervals", intervals)
+            if bandwidth is not None:
+                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
+        self.bandwidth = bandwidth
+        self.validate_args = validate_args
+        self.intervals = intervals
+        self.register_load_state_dict_post_hook(_adopt_loaded_states)  # type: ignore[no-untyped-call]
 
-    def _compute_batch_value(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``compute`` would return for this batch alone."""
+    def _pack_batch(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the states that the arguments of ``update`` make, with their graph; kinds and shapes are validated."""
         raise NotImplementedError
 
-    @torch.jit.unused
+    def _empty_states(self) -> dict[str, Tensor]:
+        """Return the list states of no batch."""
+        raise NotImplementedError
+
+    def _compute_from(self, states: States) -> Any:
+        """Return the value of states: the one hook for the value."""
+        raise NotImplementedError
+
+    def compute(self) -> Any:
+        """Return the value over everything accumulated so far."""
+        return self._compute_from(self._joined_states())
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Accumulate a batch and return its own value; with ``dist_sync_on_step`` that of all processes' batches."""
+        """Accumulate a batch and return its own value; with ``dist_sync_on_step`` that of all processes' batches.
+
+        Overridden because torchmetrics copies the whole history in each call, and keeps the graph of the last batch.
+        """
         self._raise_if_synced()
-        for name, state in self._list_states():
+        for name, rows in self._list_states():
             # The members of a collection share their lists: what is appended here must not show in the others.
-            setattr(self, name, list(state))
+            setattr(self, name, list(rows))
+        if self.dist_sync_on_step:
+            return super().forward(*args, **kwargs)
         self.update(*args, **kwargs)
-        is_distributed = self.dist_sync_on_step and self.distributed_available_fn()
-        value = (self._compute_synced_step_value if is_distributed else self._compute_batch_value)(*args, **kwargs)
+        states = self._pack_batch(*args, **kwargs)
+        for name, empty in self._empty_states().items():
+            states.setdefault(name, empty)
+        value = self._compute_from(states)
         self._forward_cache = tree_map_only(Tensor, Tensor.detach, value)
         return value
-
-    def _compute_synced_step_value(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``compute`` would return for this batch and those that other processes hold in the same step.
-
-        Accumulated states stay as they are.
-        """
-        accumulated, count = self.metric_state, self._update_count
-        try:
-            for name, default in self._defaults.items():
-                setattr(self, name, [] if isinstance(default, list) else default.clone())
-            self.update(*args, **kwargs)
-            with self.sync_context(self.dist_sync_fn):
-                return type(self).compute(self)
-        finally:
-            for name, state in accumulated.items():
-                setattr(self, name, state)
-            self._update_count = count
 
     def __getitem__(self, key: Any) -> Any:
         """Return a metric of one entry, by its key: ``metric["d_ece"]`` where ``compute`` returns a dictionary."""
@@ -118,40 +138,44 @@ class PrivacyMetric(Metric):
         name = getattr(self, "key", type(self).__name__)
         return draw_scalars(self.compute() if val is None else val, ax, name=name, bounds=bounds)
 
-    def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
-        counted = super()._wrap_update(update)
+    def _store(self, states: States) -> None:
+        """Add the states of a batch to those so far: all of them, or none where anything fails."""
+        self._raise_if_synced()
+        lists = {name: state for name, state in states.items() if isinstance(self._defaults[name], list)}
+        totals = {name: state.detach() for name, state in states.items() if name not in lists}
+        # Copies: a view would keep the activation it was cut from alive, and change with it.
+        rows = {name: state.detach().clone() for name, state in lists.items()}
+        own_totals = {name: getattr(self, name) for name in totals}
+        new_totals = self._add_totals(own_totals, totals)
+        lengths = {name: len(getattr(self, name)) for name in rows}
+        try:
+            for name, row in rows.items():
+                getattr(self, name).append(row)
+            for name, total in new_totals.items():
+                setattr(self, name, total)
+        except BaseException:
+            for name, length in lengths.items():
+                del getattr(self, name)[length:]
+            for name, total in own_totals.items():
+                setattr(self, name, total)
+            raise
 
-        @functools.wraps(update)
-        def wrapped(*args: Any, **kwargs: Any) -> None:
-            self._raise_if_synced()
-            before = self._update_count, self._computed
-            try:
-                counted(*args, **kwargs)
-            except BaseException:
-                self._update_count, self._computed = before
-                raise
+    def _add_totals(self, own: States, others: States) -> dict[str, Tensor]:
+        """Return the tensor states of two sets of data together."""
+        own, others = self._align_totals(own, others)
+        added = {}
+        for name, total in own.items():
+            is_sum = self._reductions[name] is dim_zero_sum
+            added[name] = total + others[name] if is_sum else torch.maximum(total, others[name])
+        return added
 
-        return wrapped
+    def _align_totals(self, own: States, others: States) -> tuple[States, States]:
+        """Return the tensor states of two sets of data, ready to be added; raise where they cannot be."""
+        return own, others
 
     def _raise_if_synced(self) -> None:
         if self._is_synced:
             raise TorchMetricsUserError("The metric holds the states of all processes: call `unsync` first.")
-
-    def reset(self) -> None:
-        """Reset all states; a synchronised metric is unsynchronised first."""
-        if self._is_synced:
-            self.unsync()
-        super().reset()
-
-    def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Gather the states of all processes; where that fails they are as before."""
-        try:
-            super().sync(*args, **kwargs)
-        except BaseException:
-            if not self._is_synced and self._cache is not None:
-                self._is_synced = True  # some states may be gathered already
-                self.unsync()
-            raise
 
     @contextmanager
     def sync_context(
@@ -162,19 +186,35 @@ class PrivacyMetric(Metric):
         should_unsync: bool = True,
         distributed_available: Callable[[], bool] | None = None,
     ) -> Iterator[None]:
-        """Hold the states of all processes in this context, and those of this process afterwards, whatever happens."""
-        self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
+        """Hold the states of all processes in this context, and those of this process afterwards, whatever happens.
+
+        Overridden because an error leaves a metric of torchmetrics synchronised, and other processes waiting: here an
+        error on one process is raised on all of them.
+        """
+        was_synced = self._is_synced
         try:
-            yield
+            self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
+            processes = SINGLE_PROCESS if was_synced else self._find_processes()
+            try:
+                yield
+            except RankError:  # of another process, which knows
+                raise
+            except Exception as error:
+                exchange_error(error, processes, self.device)
+                raise
+            exchange_error(None, processes, self.device)
         finally:
-            self.unsync(should_unsync=self._is_synced and should_unsync)
+            if not was_synced and self._cache is not None:
+                self._is_synced = True  # some states may be gathered where gathering failed
+                self.unsync(should_unsync)
 
     @contextmanager
     def _gather_states(self) -> Iterator[None]:
         """Hold the states of all processes, as in ``compute``, unless a caller has gathered them."""
         is_local = not self._is_synced
-        gather, part = is_local and self._to_sync, is_local and self._should_unsync
-        with self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
+        should_sync = is_local and self._to_sync
+        should_unsync = is_local and self._should_unsync
+        with self.sync_context(self.dist_sync_fn, should_sync=should_sync, should_unsync=should_unsync):
             yield
 
     def _find_processes(self) -> Processes:
@@ -183,57 +223,75 @@ class PrivacyMetric(Metric):
             return current_processes(self.process_group)
         return SINGLE_PROCESS
 
-    def _describe_settings(self) -> dict[str, str]:
-        """Return the arguments that every process must agree on, as text."""
-        values = vars(self) | self._modules  # a metric or a fitted scoring function is a module
-        names = set(values) - self._torchmetrics_names - set(self._defaults)
-        return {name: _describe_setting(values[name]) for name in sorted(names) if not name.startswith("_")}
-
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+        """Gather the states of all processes.
+
+        Overridden because torchmetrics aborts where a process without a batch has rows of another width or type.
+        """
         gather = functools.partial(dist_sync_fn, group=process_group or self.process_group)
         self._align_states(gather)
         super()._sync_dist(dist_sync_fn, process_group)
 
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
-        name, settings = type(self).__name__, self._describe_settings()
-        states = align_list_states(name, settings, self.metric_state, gather, self.device)
-        for name, rows in states.items():
+        """Bring the states into forms that can be gathered."""
+        for name, rows in align_list_states(self.metric_state, gather, self.device).items():
             setattr(self, name, rows)
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add what another metric of this kind, or its ``metric_state``, has accumulated."""
-        super().merge_state(incoming_state)
+        """Add what another metric of this kind, or its ``metric_state``, has accumulated.
+
+        Overridden because torchmetrics adds states of other settings, and keeps the cached value.
+        """
+        is_metric = isinstance(incoming_state, Metric)
+        if is_metric and not isinstance(incoming_state, type(self)):
+            super().merge_state(incoming_state)  # raises
+        states: Mapping[str, Any] = incoming_state.metric_state if is_metric else incoming_state  # type: ignore[assignment,union-attr]
+        self._check_mergeable(states)
+        own_totals = {name: state for name, state in self.metric_state.items() if isinstance(state, Tensor)}
+        own, others = self._align_totals(own_totals, {name: states[name] for name in own_totals})
+        for name, total in own.items():
+            setattr(self, name, total)
+        super().merge_state({**states, **others})
         self._update_count += incoming_state._update_count if isinstance(incoming_state, Metric) else 1
-        self._computed = None
+        self._forget_values()
+        self._merge_further(incoming_state)
 
-    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
-        states = self.metric_state
-        if not set(states) <= set(incoming_state):
+    def _check_mergeable(self, states: Mapping[str, Any]) -> None:
+        """Raise unless the states are those of a metric with the same settings."""
+        own_states = self.metric_state
+        if not set(own_states) <= set(states):
             raise ValueError(
-                f"Expected the state of a metric with the same settings, with {', '.join(states)}, "
-                f"but got {', '.join(incoming_state)}."
+                f"Expected the state of a metric with the same settings, with {', '.join(own_states)}, "
+                f"but got {', '.join(states)}."
             )
-        for name, state in states.items():
-            both = state, incoming_state[name]
-            kinds = {isinstance(each, Tensor) for each in both}
-            widths = [form[2] for form in map(encode_dtype_and_width, both) if form[0] >= 0]
-            widths += [each.shape[-1] for each in both if isinstance(each, Tensor) and each.dim()]
-            if len(kinds) > 1 or len(set(widths)) > 1:
-                raise ValueError(f"Expected `{name}` to have one width in both metrics, but got {widths}.")
-        super()._reduce_states(self._prepare_merge(incoming_state))
+        for name, own in own_states.items():
+            other = states[name]
+            widths = {_width_of(state) for state in (own, other)} - {None}
+            if isinstance(own, Tensor) != isinstance(other, Tensor) or len(widths) > 1:
+                raise ValueError(f"Expected `{name}` to have one width in both metrics, but got {sorted(widths)}.")  # type: ignore[type-var]
 
-    def _prepare_merge(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
-        """Return the states of another metric, ready to add: here unchanged; a subclass may change those of both."""
-        return incoming_state
+    def _merge_further(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add what another metric has besides its states."""
 
-    def _copy_state_dict(self) -> dict[str, Any]:
-        """Return the states to restore after a sync; rows never change, so they are not copied."""
-        states = self.metric_state.items()
-        return {name: list(state) if isinstance(state, list) else state.detach().clone() for name, state in states}
+    def _forget_values(self) -> None:
+        """Forget what was derived from states that have been replaced."""
+        self._computed = None
 
     def _list_states(self) -> list[tuple[str, list[Tensor]]]:
         """Return names and rows of the list states."""
         return [(name, getattr(self, name)) for name, default in self._defaults.items() if isinstance(default, list)]
+
+    def _joined_states(self) -> dict[str, Tensor]:
+        """Return all states as tensors; list states then hold all rows as one batch."""
+        empty = self._empty_states()
+        joined = {}
+        for name, default in self._defaults.items():
+            state = getattr(self, name)
+            if isinstance(default, list) and len(state) == 0:
+                joined[name] = empty[name]
+            else:
+                joined[name] = self._join_in_place(name) if isinstance(default, list) else state
+        return joined
 
     def _join_in_place(self, name: str) -> Tensor:
         """Return all rows of a list state that is not empty; the list then holds them as one batch, without a copy."""
@@ -245,39 +303,32 @@ class PrivacyMetric(Metric):
         return rows[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Any:
+        """Move the states to another device, and widen them.
+
+        Overridden because half precision is meant for the weights of a model: sums and labels would be rounded.
+        """
         before = {name: (state, self._defaults[name]) for name, state in self.metric_state.items()}
+        values = self._computed, self._forward_cache
         super()._apply(fn, exclude_state)
-        # Half precision is meant for the weights of a model; accumulated values keep theirs.
         for name, (state, default) in before.items():
             setattr(self, name, _keep_wider_precision(state, getattr(self, name)))
             self._defaults[name] = _keep_wider_precision(default, self._defaults[name])
+        self._computed, self._forward_cache = tree_map_only(Tensor, lambda value: value.to(self.device), values)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        is_restored = any(prefix + name in state_dict for name in self._defaults)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        for name, rows in self._list_states():  # own lists: appending must not change the dictionary
-            setattr(self, name, list(rows))
-        if is_restored:  # a metric with data counts as updated
-            self._update_count = max(self._update_count, 1)
-            self._computed = None
 
-
-class IntervalMetric(PrivacyMetric):
-    """A metric with confidence intervals."""
-
-    if TYPE_CHECKING:
-        intervals: float | None
-
-    def __init__(
-        self, bandwidth: float | None = None, validate_args: bool = True, intervals: float | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(bandwidth, validate_args, **kwargs)
-        if intervals is not None:
-            check_confidence("intervals", intervals)
-            if bandwidth is not None:
-                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
-        self.intervals = intervals
+def _adopt_loaded_states(metric: PrivacyMetric, _: Any) -> None:
+    """Make loaded states the metric's own: appending must not change the dictionary, nor an old value be kept."""
+    has_data = False
+    for name, rows in metric._list_states():
+        setattr(metric, name, list(rows))
+        has_data = has_data or len(rows) > 0
+    for name, default in metric._defaults.items():
+        if isinstance(default, Tensor):
+            has_data = has_data or not torch.equal(getattr(metric, name), default.to(getattr(metric, name)))
+    if has_data:  # a metric with data counts as updated
+        metric._update_count = max(metric._update_count, 1)
+    metric._forget_values()
 
 
 class ScalarView(WrapperMetric):
@@ -286,13 +337,14 @@ class ScalarView(WrapperMetric):
     Lightning's ``self.log``, ``MetricTracker`` and ``MinMaxMetric`` take scalars only. Metric and view share states.
     """
 
-    full_state_update: bool = False
+    full_state_update: bool = True  # the states are the metric's: ``Running`` raises, as it would find none here
     is_differentiable = ClassOrInstanceValue(None, lambda view: view.metric.is_differentiable)
     higher_is_better = ClassOrInstanceValue(None, lambda view: _is_higher_better(view.metric, view.key))
 
     def __init__(self, metric: Metric, key: str) -> None:
         super().__init__()
-        self.metric, self.key = metric, key
+        self.metric = metric
+        self.key = key
 
     @property
     def update_called(self) -> bool:
@@ -348,21 +400,11 @@ def _is_higher_better(metric: Metric, key: str) -> bool | None:
     return None if direction is None else direction == "high"
 
 
-def _describe_setting(value: Any) -> str:
-    """Return a setting as text that is the same on every process; objects by their class and simple attributes."""
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return repr(value)
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_describe_setting, value))}]"
-    if isinstance(value, Tensor):
-        return f"Tensor{tuple(value.shape)}{value.flatten()[:1000].tolist()}"
-    attributes = {name: each for name, each in sorted(getattr(value, "__dict__", {}).items()) if name[:1] != "_"}
-    simple = [
-        f"{name}={_describe_setting(each)}" for name, each in attributes.items() if isinstance(each, (str, int, float))
-    ]
-    if isinstance(value, torch.nn.Module):
-        simple += [*map(_describe_setting, value.children()), *map(_describe_setting, value.state_dict().values())]
-    return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(simple)})"
+def _width_of(state: Tensor | Sequence[Tensor]) -> int | None:
+    """Return the last dimension of the rows of a state; None where there are no rows, or none wider than one number."""
+    if isinstance(state, Tensor):
+        return state.shape[-1] if state.dim() else None
+    return state[0].shape[1] if len(state) and state[0].dim() > 1 else None
 
 
 def _keep_wider_precision(old: Any, new: Any) -> Any:

@@ -7,107 +7,37 @@ falls outside, :math:`k` grows and neighbouring bins are added up, so histograms
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from vpmetrics._base.privacy_metric import IntervalMetric
+from vpmetrics._base.privacy_metric import PrivacyMetric, States
 from vpmetrics._scores.condition_scores import collect_trial_scores
 from vpmetrics._scores.jackknife import add_intervals, count_trial_replicates, split_labels_into_groups
 from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns, count_by_bin, count_by_score
 from vpmetrics._util.arrays import as_floating_tensor, as_integer_tensor
 from vpmetrics._util.dtypes import at_least_float32, result_dtype, wide_dtype, widen
 from vpmetrics._util.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
-from vpmetrics._utterances.utterances import count_values, encode_column, encode_labels
+from vpmetrics._utterances.utterances import count_values, encode_column
 
+TRIAL_STATES = ("scores", "is_target", "trial_speakers")
 _LOWEST_EXPONENT = -1000  # of a range that has held no score yet
 
 
-class TrialMetric(IntervalMetric):
-    """A metric of trials. With ``intervals`` it stores every score and both speakers of each trial."""
+class ScoreMetric(PrivacyMetric):
+    """A metric of trials that stores the scores, or two histograms of them.
+
+    With ``intervals`` it stores every score and both speakers of each trial. A subclass has a ``formula``, or defines
+    ``_compute_value_of_steps``.
+    """
 
     measure: ClassVar[str]  # key of the value in a dictionary
-    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
-        scores: list[Tensor]
-        is_target: list[Tensor]
-        trial_speakers: list[Tensor]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for name in ("scores", "is_target", "trial_speakers") if self.intervals is not None else ():
-            self.add_state(name, default=[], dist_reduce_fx="cat")
-
-    def _check_batch(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None) -> Tensor | None:
-        """Return the speakers of both sides, ``(B, 2)``, after validation."""
-        check_trials(preds, target, self.validate_args)
-        if speakers is None:
-            if self.intervals is not None:
-                raise ValueError("Expected `speakers` with `intervals`: speakers are left out, not trials.")
-            return None
-        if isinstance(speakers, (list, tuple)) and len(speakers) == 2:
-            speakers = [encode_column("speakers", each).to(preds.device) for each in speakers]
-        check_speakers_of_trials(speakers, target, self.validate_args)
-        return torch.stack([side.detach().flatten().long() for side in speakers], dim=1)
-
-    def _store_trials(self, preds: Tensor, target: Tensor, speakers: Tensor | None) -> None:
-        # Copies: a view would keep the activation it was cut from alive, and change with it.
-        self.scores.append(at_least_float32(preds.detach().flatten()).clone())
-        self.is_target.append(target.detach().flatten().bool().clone())
-        if self.intervals is not None and speakers is not None:
-            self.trial_speakers.append(speakers)
-
-    def _concatenate_trials(self) -> tuple[Tensor, Tensor]:
-        if len(self.scores) == 0:
-            return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        return self._join_in_place("scores"), self._join_in_place("is_target")
-
-    def _compute_value(self) -> Any:
-        """Return the value over all trials so far, without intervals."""
-        raise NotImplementedError
-
-    def compute(self) -> Any:
-        """Return the value over all trials so far."""
-        if self.intervals is None:
-            return self._compute_value()
-        scores, is_target = self._concatenate_trials()
-        has_trials = len(self.trial_speakers) > 0
-        speakers = self._join_in_place("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
-        with collect_warnings():
-            return self._add_interval_ends(self._compute_value(), scores, is_target, speakers)
-
-    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
-        """Return the value of some trials alone, without intervals."""
-        raise NotImplementedError
-
-    def _compute_batch_value(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None = None) -> Any:
-        preds, target = as_trials(preds, target, self.device)
-        with collect_warnings():
-            value = self._compute_value_of_trials(preds, target)
-            if self.intervals is None or speakers is None:
-                return value
-            both = torch.stack([encode_labels(side).flatten().long() for side in speakers], dim=1).to(preds.device)
-            return self._add_interval_ends(value, preds.detach().flatten(), target.flatten().bool(), both)
-
-    def _add_interval_ends(self, value: Any, scores: Tensor, is_target: Tensor, speakers: Tensor) -> dict[str, Tensor]:
-        """Return the value as a dictionary, with the ends of the interval of each number that has one."""
-        named = value if isinstance(value, dict) else {self.measure: value}
-        labels, places = speakers.T.unique(return_inverse=True)
-        groups, scored = split_labels_into_groups(labels), collect_trial_scores(scores, is_target)
-        jackknife = None
-        if scored.is_defined:
-            counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
-            jackknife = counts.make_jackknife()
-        values = add_intervals(named, jackknife, self.intervals or 0.0)
-        return {key: each.to(result_dtype(scores)) for key, each in values.items()}
-
-
-class ScoreMetric(TrialMetric):
-    """A metric of trials that stores the scores, or two histograms of them."""
-
-    __jit_unused_properties__: ClassVar[list[str]] = [*TrialMetric.__jit_unused_properties__, "keeps_scores"]
-
     formula: Callable[[Steps], Tensor]  # of a metric of the steps of ascending scores alone
+
+    scores: list[Tensor]
+    is_target: list[Tensor]
+    trial_speakers: list[Tensor]
     bin_edges: Tensor  # given
     bin_exponent: Tensor  # k of a learnt range
     bin_counts: Tensor  # (2, E + 2) of non-targets and targets between E edges; of NaN scores in the last column
@@ -126,10 +56,11 @@ class ScoreMetric(TrialMetric):
         for name, value in (("bandwidth", bandwidth), ("intervals", intervals)):
             if thresholds is not None and value is not None:
                 raise ValueError(f"Expected `{name}` only without `thresholds`: histograms do not keep single trials.")
-        self.thresholds, self.score_range = thresholds, score_range  # which all processes must agree on
+        self.thresholds = thresholds
+        self.score_range = score_range
         self._learns_range = isinstance(thresholds, int) and score_range is None
         if thresholds is None:
-            for name in ("scores", "is_target"):
+            for name in TRIAL_STATES if intervals is not None else TRIAL_STATES[:2]:
                 self.add_state(name, default=[], dist_reduce_fx="cat")
             return
         if isinstance(thresholds, int) and self._learns_range:
@@ -150,28 +81,44 @@ class ScoreMetric(TrialMetric):
             speakers: Speakers of the enrolment side and of the test side, two tensors of integers of that shape or two
                 lists of strings; for ``intervals``.
         """
-        preds, target = as_trials(preds, target, self.device)
-        both = self._check_batch(preds, target, speakers)
-        if self.keeps_scores:
-            self._store_trials(preds, target, both)
-            return
-        scores, columns = at_least_float32(preds.detach().flatten()), self.bin_counts.shape[1]
-        if len(scores):
-            slots = torch.where(scores.isnan(), columns - 1, self._find_bins(scores))
-            slots = slots + target.detach().flatten().bool() * columns
-            self.bin_counts = self.bin_counts + count_values(slots, 2 * columns).view(2, columns)
+        self._store(self._pack_batch(preds, target, speakers, validate_values=self.validate_args))
 
-    def _find_bins(self, scores: Tensor) -> Tensor:
-        """Return the bin of each score; a learnt range is widened first."""
-        if not self._learns_range:
+    def _pack_batch(
+        self,
+        preds: Tensor,
+        target: Tensor,
+        speakers: Sequence[Any] | None = None,
+        validate_values: bool = False,
+    ) -> dict[str, Tensor]:
+        trials = pack_trials(self, preds, target, speakers, validate_values)
+        return trials if self.keeps_scores else self._count_bins(trials["scores"].detach(), trials["is_target"])
+
+    def _empty_states(self) -> dict[str, Tensor]:
+        return empty_trials(self.device)
+
+    def _count_bins(self, scores: Tensor, is_target: Tensor) -> dict[str, Tensor]:
+        """Return the histograms of a batch."""
+        num_columns = self.bin_counts.shape[1]
+        states = {} if self._learns_range else {"bin_edges": self.bin_edges}
+        exponent = None
+        if self._learns_range:
+            exponent = torch.full_like(self.bin_exponent, _LOWEST_EXPONENT)
+            if len(scores):
+                exponent = _find_exponent(scores)
+            states["bin_exponent"] = exponent
+        bins = self._find_bins(scores, exponent)
+        slots = torch.where(scores.isnan(), num_columns - 1, bins) + is_target * num_columns
+        states["bin_counts"] = count_values(slots, 2 * num_columns).view(2, num_columns)
+        return states
+
+    def _find_bins(self, scores: Tensor, exponent: Tensor | None) -> Tensor:
+        """Return the bin of each score; a learnt range is ``[-2**exponent, 2**exponent)``."""
+        if exponent is None:
             return torch.bucketize(scores, self.bin_edges.to(scores.dtype), right=True)
         finite = torch.where(scores.isfinite(), widen(scores), 0)
-        largest = finite.abs().amax()
-        exponent = torch.where(largest > 0, torch.frexp(largest).exponent, _LOWEST_EXPONENT).long()
-        self._widen_range(torch.maximum(self.bin_exponent, exponent))
         half = self.bin_counts.shape[1] // 2 - 1
         # Several times as fast as a search among the edges.
-        inside = (finite * torch.exp2(-self.bin_exponent.to(finite.dtype)) * half).floor().clamp(max=half - 1)
+        inside = (finite * torch.exp2(-exponent.to(finite.dtype)) * half).floor().clamp(max=half - 1)
         return torch.where(scores.isinf(), (scores > 0) * (2 * half + 1), inside.nan_to_num().long() + half + 1)
 
     @property
@@ -179,17 +126,24 @@ class ScoreMetric(TrialMetric):
         """Whether the scores themselves are stored, not histograms of them."""
         return self.thresholds is None
 
-    def _compute_value(self) -> Any:
-        dtype = result_dtype(self._concatenate_trials()[0]) if self.keeps_scores else torch.float32
-        return self._compute_value_of_steps(self._count_trials(), dtype)
+    def _compute_from(self, states: States) -> Any:
+        with collect_warnings():
+            value = self._compute_value(states)
+            if self.intervals is None or "trial_speakers" not in states:
+                return value
+            return add_trial_intervals(value, states, self.measure, self.intervals)
+
+    def _compute_value(self, states: States) -> Any:
+        """Return the value of states, without intervals."""
+        dtype = result_dtype(states["scores"]) if self.keeps_scores else torch.float32
+        return self._compute_value_of_steps(self._count_trials(states), dtype)
 
     def error_bound(self) -> Any:
         """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
         with self._gather_states():
-            lower, upper = (
-                self._compute_value_of_steps(self._count_trials(is_separated), torch.float64)
-                for is_separated in (False, True)
-            )
+            states = self._joined_states()
+            lower = self._compute_value_of_steps(self._count_trials(states), torch.float64)
+            upper = self._compute_value_of_steps(self._count_trials(states, is_separated=True), torch.float64)
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
@@ -197,52 +151,102 @@ class ScoreMetric(TrialMetric):
     def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Any:
         return self.formula(steps.ascending).to(dtype)
 
-    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
-        steps = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
-        return self._compute_value_of_steps(steps, result_dtype(preds))
-
-    def _count_trials(self, is_separated: bool = False) -> StepsOfBothSigns:
+    def _count_trials(self, states: States, is_separated: bool = False) -> StepsOfBothSigns:
         if self.keeps_scores:
-            return count_by_score(*self._concatenate_trials(), validate_args=False, bandwidth=self.bandwidth)
-        nontargets, targets = self.bin_counts[:, :-1]
-        return count_by_bin(self._edges(), targets, nontargets, self.bin_counts[:, -1].sum() > 0, is_separated)
+            trials = states["scores"], states["is_target"]
+            return count_by_score(*trials, validate_args=False, bandwidth=self.bandwidth)
+        counts = states["bin_counts"]
+        nontargets, targets = counts[:, :-1]
+        return count_by_bin(self._edges(states), targets, nontargets, counts[:, -1].sum() > 0, is_separated)
 
-    def _edges(self) -> Tensor:
+    def _edges(self, states: States) -> Tensor:
         """Return the edges of the bins, given or learnt, ``(E,)``."""
         if not self._learns_range:
-            return self.bin_edges
-        half = (self.bin_counts.shape[1] - 3) // 2
+            return states["bin_edges"]
+        half = (states["bin_counts"].shape[1] - 3) // 2
         unit = torch.arange(-half, half + 1, device=self.device, dtype=wide_dtype(self.device)) / half
         # The power of two of the widest range would overflow, and that of the narrowest underflow in float32.
-        power = torch.exp2(self.bin_exponent.to(unit.dtype) - 1).clamp(min=torch.finfo(unit.dtype).tiny)
+        power = torch.exp2(states["bin_exponent"].to(unit.dtype) - 1).clamp(min=torch.finfo(unit.dtype).tiny)
         return unit * power * 2
 
-    def _widen_range(self, exponent: Tensor) -> None:
-        self.bin_counts = _coarsen_bins(self.bin_counts, exponent - self.bin_exponent)
-        self.bin_exponent = exponent
+    def _align_totals(self, own: States, others: States) -> tuple[States, States]:
+        if self.keeps_scores:
+            return own, others
+        if not self._learns_range:
+            if others["bin_edges"] is not own["bin_edges"]:
+                _check_same_bins([own["bin_edges"], others["bin_edges"]], "in both metrics")
+            return own, others
+        exponent = torch.maximum(own["bin_exponent"], others["bin_exponent"])
+        return _widen_range(own, exponent), _widen_range(others, exponent)
 
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
         super()._align_states(gather)
         if self._learns_range:
-            self._widen_range(torch.stack(list(gather(self.bin_exponent))).amax())
+            exponent = torch.stack(list(gather(self.bin_exponent))).amax()
+            own = {"bin_exponent": self.bin_exponent, "bin_counts": self.bin_counts}
+            for name, state in _widen_range(own, exponent).items():
+                setattr(self, name, state)
         elif not self.keeps_scores:
             _check_same_bins(gather(self.bin_edges), "on all processes")
-
-    def _prepare_merge(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
-        if self.keeps_scores:
-            return incoming_state
-        if not self._learns_range:
-            _check_same_bins([self.bin_edges, incoming_state["bin_edges"]], "in both metrics")
-            return incoming_state
-        theirs = incoming_state["bin_exponent"]
-        self._widen_range(torch.maximum(self.bin_exponent, theirs))
-        counts = _coarsen_bins(incoming_state["bin_counts"], self.bin_exponent - theirs)
-        return {"bin_exponent": self.bin_exponent, "bin_counts": counts}
 
 
 def as_trials(preds: Any, target: Any, device: torch.device) -> tuple[Any, Any]:
     """Return scores and labels given as lists or arrays as tensors; anything else as it is."""
     return as_floating_tensor("preds", preds, device), as_integer_tensor("target", target, device)
+
+
+def pack_trials(
+    metric: PrivacyMetric, preds: Any, target: Any, speakers: Sequence[Any] | None, validate_values: bool
+) -> dict[str, Tensor]:
+    """Return validated trials as states, :data:`TRIAL_STATES`; speakers only where a metric has intervals."""
+    preds, target = as_trials(preds, target, metric.device)
+    check_trials(preds, target, validate_values)
+    states = {"scores": at_least_float32(preds.flatten()), "is_target": target.detach().flatten().bool()}
+    if speakers is None:
+        if metric.intervals is not None:
+            raise ValueError("Expected `speakers` with `intervals`: speakers are left out, not trials.")
+        return states
+    if isinstance(speakers, (list, tuple)) and len(speakers) == 2:
+        speakers = [encode_column("speakers", side).to(preds.device) for side in speakers]
+    check_speakers_of_trials(speakers, target, validate_values)
+    if metric.intervals is not None:
+        states["trial_speakers"] = torch.stack([side.detach().flatten().long() for side in speakers], dim=1)
+    return states
+
+
+def empty_trials(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of no trial."""
+    scores = torch.empty(0, device=device)
+    speakers = torch.empty(0, 2, dtype=torch.int64, device=device)
+    return dict(zip(TRIAL_STATES, (scores, scores.bool(), speakers), strict=True))
+
+
+def add_trial_intervals(value: Any, states: States, measure: str, confidence: float) -> dict[str, Tensor]:
+    """Return the value as a dictionary, with the ends of the interval of each number that has one."""
+    named = value if isinstance(value, dict) else {measure: value}
+    scores, is_target, speakers = (states[name] for name in TRIAL_STATES)
+    scores = scores.detach()
+    labels, places = speakers.T.unique(return_inverse=True)
+    groups = split_labels_into_groups(labels)
+    scored = collect_trial_scores(scores, is_target)
+    jackknife = None
+    if scored.is_defined:
+        counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
+        jackknife = counts.make_jackknife()
+    values = add_intervals(named, jackknife, confidence)
+    return {key: number.to(result_dtype(scores)) for key, number in values.items()}
+
+
+def _find_exponent(scores: Tensor) -> Tensor:
+    """Return the least exponent of a range that holds all finite scores."""
+    largest = torch.where(scores.isfinite(), widen(scores), 0).abs().amax()
+    return torch.where(largest > 0, torch.frexp(largest).exponent, _LOWEST_EXPONENT).long()
+
+
+def _widen_range(states: States, exponent: Tensor) -> dict[str, Tensor]:
+    """Return the histograms of a learnt range for a wider one."""
+    counts = _coarsen_bins(states["bin_counts"], exponent - states["bin_exponent"])
+    return {"bin_exponent": exponent, "bin_counts": counts}
 
 
 def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:

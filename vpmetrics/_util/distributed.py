@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,9 +27,13 @@ class Processes:
         return items[self.process_rank :: self.world_size]
 
     def all_reduce(self, *tensors: Tensor, op: str = "SUM") -> tuple[Tensor, ...]:
-        """Return the sum, or another reduction, of each tensor over all processes."""
+        """Return the sum, or another reduction, of each tensor over all processes.
+
+        An error that another process has met since the last collective is raised here.
+        """
         if self.world_size == 1:
             return tensors
+        exchange_error(None, self, tensors[0].device)
         reduced = tuple(tensor.detach().contiguous().clone() for tensor in tensors)
         for tensor in reduced:
             distributed.all_reduce(tensor, op=getattr(distributed.ReduceOp, op), group=self.group)
@@ -38,6 +41,23 @@ class Processes:
 
 
 SINGLE_PROCESS = Processes()
+
+
+class RankError(RuntimeError):
+    """An error that another process has met."""
+
+
+def exchange_error(error: Exception | None, processes: Processes, device: torch.device) -> None:
+    """Raise on every process if one of them has an error; every process calls this before each of its collectives.
+
+    One number is exchanged where there is no error, and the texts of the errors where there is one.
+    """
+    if processes.world_size == 1 or isinstance(error, distributed.DistError):
+        return
+    has_error = torch.tensor(float(error is not None), device=device)
+    distributed.all_reduce(has_error, op=distributed.ReduceOp.MAX, group=processes.group)
+    if bool(has_error):
+        raise_on_all_ranks(error, processes.group)
 
 
 def current_processes(group: Any) -> Processes:
@@ -58,7 +78,7 @@ def raise_on_all_ranks(error: Exception | None, group: Any = None) -> None:
     """Raise on every rank if one of them has an error; every rank must call this.
 
     An error that is raised on one rank alone leaves the others waiting in their next collective. The rank with an error
-    raises it; the others raise a ``RuntimeError`` that quotes it.
+    raises it; the others raise a :class:`RankError` that quotes it.
     """
     if current_processes(group).world_size > 1:
         text = None if error is None else f"{type(error).__name__}: {error}"
@@ -69,7 +89,7 @@ def raise_on_all_ranks(error: Exception | None, group: Any = None) -> None:
         raise error
     for rank, text in enumerate(text_of_rank):
         if text is not None:
-            raise RuntimeError(f"Rank {rank} of {len(text_of_rank)} raised {text}")
+            raise RankError(f"Rank {rank} of {len(text_of_rank)} raised {text}")
 
 
 def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
@@ -81,35 +101,26 @@ def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
 
 
 def align_list_states(
-    metric: str,
-    settings: Mapping[str, str],
-    states: Mapping[str, Any],
-    gather: Callable[[Tensor], Sequence[Tensor]],
-    device: torch.device,
+    states: Mapping[str, Any], gather: Callable[[Tensor], Sequence[Tensor]], device: torch.device
 ) -> dict[str, list[Tensor]]:
     """Bring list states into one dtype and width on all processes, by one exchange, so that they can be gathered.
 
-    A process without a batch has neither, and gathering aborts where they differ. Different settings raise on all
-    ranks.
+    A process without a batch has neither, and gathering aborts where they differ.
     """
-    descriptions = {name: encode_dtype_and_width(state) for name, state in states.items()}
-    hashes = [zlib.crc32(text.encode()) for text in (metric, *map(repr, settings.items()))]
-    description = torch.tensor([*hashes, *(number for form in descriptions.values() for number in form)], device=device)
-    rows_of_ranks = [row.tolist() for row in gather(description)]
-    columns = zip(["class", *settings], *rows_of_ranks, strict=False)
-    differing = [name for name, *values in columns if len(set(values)) > 1]
-    if differing or len({len(row) for row in rows_of_ranks}) > 1:
-        name = differing[0] if differing else "class"
-        raise ValueError(f"Expected the same metric on all processes, but its `{name}` differs between them.")
+    forms = [encode_dtype_and_width(state) for state in states.values()]
+    description = torch.tensor(forms, dtype=torch.int64, device=device).flatten()
+    descriptions = [row.tolist() for row in gather(description)]
+    if len({len(row) for row in descriptions}) > 1:
+        raise ValueError("Expected the same metric on all processes, but its states differ between them.")
     aligned = {}
     for number, (name, state) in enumerate(states.items()):
-        start = len(hashes) + 3 * number
-        forms = [row[start : start + 3] for row in rows_of_ranks if row[start] >= 0]
-        widths = sorted({form[2] for form in forms})
+        forms_of_ranks = [row[3 * number : 3 * number + 3] for row in descriptions]
+        known_forms = [form for form in forms_of_ranks if form[0] >= 0]
+        widths = sorted({form[2] for form in known_forms})
         if len(widths) > 1:
             raise ValueError(f"Expected `{name}` to have one width on all processes, but got {widths}.")
-        if forms and not isinstance(state, Tensor):
-            dtype, dimensions, width = max(forms)
+        if known_forms and not isinstance(state, Tensor):
+            dtype, dimensions, width = max(known_forms)
             empty = torch.empty((0, width)[: 1 + dimensions], dtype=_LIST_DTYPES[dtype], device=device)
             aligned[name] = [torch.cat([empty, *(rows.to(empty.dtype) for rows in state)])]
     return aligned

@@ -70,7 +70,8 @@ def evaluate_embeddings(
         raise InputError(str(error), name or None) from None
     notes += _note_wrong_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
     groups, names = {}, embeddings.speaker_names
-    for number, group_report in report.groups.items():
+    for label, group_report in report.groups.items():
+        number = int(label)
         members = speakers if embeddings.groups is None else speakers[embeddings.groups == number]
         group, member_names = embeddings.group_names[number], tuple(names[at] for at in members.unique().tolist())
         groups[group] = EvaluatedSystem(group, group_report, member_names, utterances=len(members))

@@ -101,7 +101,7 @@ class PrivacyReport:
     transfer: TransferredCalibration | None = None
     attacks: tuple[ReportedAttack, ...] = ()
     jackknife: Jackknife | None = None
-    groups: Mapping[int, PrivacyReport] = field(default_factory=dict)
+    groups: Mapping[int | str, PrivacyReport] = field(default_factory=dict)
     encoders: Mapping[str, PrivacyReport] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     headline: Headline | None = None
