@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAUROC, BinaryROC
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
+from torchmetrics.wrappers import Running
 
 import vpmetrics as vp
 
@@ -317,7 +318,7 @@ def test_interrupted_compute_keeps_the_state(case, when):
 
 
 @each_case
-def test_synced_metric_rejects_batches_and_can_be_reset(case):
+def test_synced_metric_rejects_batches(case):
     batches, group = case.batches(), OneOfOne()
     metric = updated(case, batches[:2], **group.options())
     metric.sync(group)
@@ -326,7 +327,6 @@ def test_synced_metric_rejects_batches_and_can_be_reset(case):
             method(**batches[2])
     metric.unsync()
     assert_same(metric.compute(), expected_value(case, 2))
-    metric.sync(group)
     assert_reset(case, metric)
 
 
@@ -347,14 +347,13 @@ def test_rejected_batch_keeps_the_state(case):
     broken = {key: None if key in ("preds", "original", "protected") else value for key, value in first.items()}
     with pytest.raises((TypeError, ValueError)):
         metric.update(**broken)
-    assert not metric.update_called
     metric.update(**first)
     metric.update(**second)
-    before = metric.compute()
+    before = copy.deepcopy(metric.metric_state)
     with pytest.raises((TypeError, ValueError)):
         metric(**broken)
-    assert metric.compute() is before
-    assert_same(before, expected_value(case, 2))
+    assert_same(metric.metric_state, before)
+    assert_same(metric.compute(), expected_value(case, 2))
 
 
 @each_case
@@ -415,10 +414,87 @@ def test_only_metrics_with_the_same_settings_merge(one, other):
     assert_same(first.metric_state, before)
 
 
+class FailsAt(TorchDispatchMode):
+    """Stands for a device that runs out of memory at one of the operations."""
+
+    def __init__(self, failing=None):
+        super().__init__()
+        self.calls = 0
+        self.failing = failing
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        if self.calls == self.failing:
+            raise torch.OutOfMemoryError("no memory")
+        return func(*args, **(kwargs or {}))
+
+
 @each_case
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_module_with_the_metric_can_be_scripted(case):
-    torch.jit.script(case.metric())
+def test_a_batch_is_stored_whole_or_not_at_all(case):
+    """Wherever an operation of ``update`` fails, nothing of the batch is left."""
+    _assert_stored_whole(case.metric, case.batches())
+
+
+def test_bins_are_stored_whole_or_not_at_all():
+    for settings in ({"thresholds": 16}, {"thresholds": 16, "score_range": (-7, 7)}):
+        _assert_stored_whole(lambda settings=settings: vp.MinCllr(**settings), SCORE_CASES[0].batches())
+
+
+def _assert_stored_whole(make, batches):
+    metric = make()
+    metric.update(**batches[0])
+    before = copy.deepcopy(metric.metric_state)
+    other = feed(make(), batches[:1])
+    with FailsAt() as counted:
+        other.update(**batches[1])
+    for failing in range(1, counted.calls + 1):
+        with pytest.raises(torch.OutOfMemoryError), FailsAt(failing):
+            metric.update(**batches[1])
+        assert_same(metric.metric_state, before)
+    metric.update(**batches[1])
+    expected = make()
+    feed(expected, batches[:2])
+    assert_same(metric.metric_state, expected.metric_state)
+
+
+@pytest.mark.parametrize("settings", [{"thresholds": 16}, {"thresholds": 16, "score_range": (-7, 7)}])
+def test_forward_of_a_binned_metric_is_its_value_of_the_batch(settings):
+    for make in (vp.ZebraDisclosure, vp.Linkability, vp.MinCllr):
+        for batch in SCORE_CASES[0].batches():
+            metric = make(**settings)
+            value = metric(**batch)
+            assert_same(value, metric.compute())
+            assert_same(value, feed(make(**settings), [batch]).compute())
+
+
+def test_running_says_that_a_view_has_no_states():
+    with pytest.raises(ValueError, match=r"`full_state_update` set to `False` but got `?True"):
+        Running(vp.ZebraDisclosure()["d_ece"], window=2)
+
+
+@each_case
+def test_cached_values_keep_their_digits(case):
+    metric = updated(case, case.batches()[:2])
+    value = metric.compute()
+    metric.set_dtype(torch.float16)
+    assert_same(metric.compute(), value, atol=0, rtol=0)
+
+
+@each_case
+def test_loading_replaces_what_was_computed(case):
+    batches = case.batches()
+    first, second = updated(case, batches[:2]), updated(case, batches)
+    for metric in (first, second):
+        metric.persistent(True)
+        metric.compute()
+    saved = second.state_dict()
+    first.load_state_dict(saved)
+    assert_same(first.compute(), expected_value(case))
+    first.reset()
+    again = case.metric()
+    again.persistent(True)
+    again.load_state_dict(saved)  # which the reset has left alone
+    assert_same(again.compute(), expected_value(case))
 
 
 @each_case

@@ -1,9 +1,7 @@
 """Ranks of torch.distributed: every one returns the number one process would, and unlike settings raise on all."""
 
-import copy
 import datetime
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -15,6 +13,7 @@ from torch import distributed
 
 import vpmetrics as vp
 from vpmetrics._scores import pair_blocks
+from vpmetrics._util.distributed import RankError
 from vpmetrics.attacks import Plain, RidgeToOriginal
 
 SHARES = {
@@ -118,50 +117,21 @@ def test_three_processes_share_the_blocks_of_large_sets(tmp_path, monkeypatch):
 
 # --- Ranks that differ
 
-Suite = partial(vp.VoicePrivacy, attacks=None)
 ROWS = join(embeddings())
 TRIALS = {"preds": torch.linspace(-0.9, 0.9, 10), "target": torch.arange(10) % 2}
-UNLIKE = [  # the metric of each rank, what it is fed, and the argument that the message names
-    (lambda rank: Suite(scoring=("cosine", "dot")[rank]), ROWS, "scoring"),
-    (lambda rank: Suite(similarity=("geometric", "sigmoid")[rank]), ROWS, "similarity"),
-    (lambda rank: Suite(sizes=((2,), (3,))[rank]), ROWS, "sizes"),
-    (lambda rank: Suite(intervals=(0.9, 0.95)[rank]), ROWS, "intervals"),
-    (lambda rank: Suite(intervals=(None, 0.95)[rank]), ROWS, "intervals"),
-    (lambda rank: Suite(slope=(None, 1.0)[rank]), ROWS, "slope"),
-    (lambda rank: Suite(rank_model=("empirical", "beta_binomial")[rank]), ROWS, "rank_model"),
-    (lambda rank: Suite(enrolment=(None, "speaker")[rank]), ROWS | {"is_reference": ROWS["speakers"] > 3}, "enrolment"),
-    (lambda rank: Suite(metrics=("headline", "all")[rank]), ROWS, "metrics"),
-    (lambda rank: Suite(metrics=(["op_eer"], ["pp_eer"])[rank]), ROWS, "metrics"),
-    (lambda rank: vp.VoicePrivacy(attacks=ATTACKS[:: (1, -1)[rank]]), ROWS, "attacks"),
-    (lambda rank: vp.StrongestAttack(condition=("OP", "PP")[rank], attacks=ATTACKS), ROWS, "condition"),
-    (lambda rank: (vp.DeIdentification, vp.VoiceDistinctiveness)[rank](), ROWS, "class"),
-    (lambda rank: vp.ReidentificationRate((2, 5), condition=("OP", "PP")[rank]), ROWS, "condition"),
-    (lambda rank: vp.ReidentificationRate((2, 5), conversation=1 + rank), ROWS, "conversation"),
-    (
-        lambda rank: vp.Cllr(intervals=(None, 0.9)[rank]),
-        TRIALS | {"speakers": (TRIALS["target"], torch.ones(10).long())},
-        "intervals",
-    ),
-    (lambda rank: vp.TPRAtFPR(fpr=((0.1,), (0.2,))[rank]), TRIALS, "fpr"),
-    (lambda rank: vp.MinCllr(thresholds=(None, 16)[rank]), TRIALS, "`thresholds`|`class`"),
-    (lambda rank: vp.MinCllr(thresholds=(16, 32)[rank]), TRIALS, "`thresholds`"),
-    (lambda rank: vp.MinCllr(thresholds=16, score_range=(-1, 1 + rank)), TRIALS, "`score_range`"),
-    (lambda rank: vp.MinCllr(thresholds=torch.tensor([-0.5, 0.5 + rank])), TRIALS, "`thresholds`"),
-    (lambda rank: vp.MinCllr(thresholds=16 + rank, score_range=(-1, 1)), TRIALS, "`thresholds`"),
-]
 
 
 def _unlike_ranks(rank, world, path):
     join_group(rank, world, path)
-    for make, batch, message in UNLIKE:
-        metric = make(rank)
-        metric.update(**batch)
-        alone = copy.deepcopy(metric.metric_state)
-        for _ in range(2):
-            with pytest.raises(ValueError, match=message):
-                metric.compute()
-        assert_same(metric.metric_state, alone)
-        assert not metric._is_synced
+    edges = vp.MinCllr(thresholds=torch.tensor([-0.5, 0.5 + rank]))
+    edges.update(**TRIALS)
+    with pytest.raises(ValueError, match="Expected the same edges of bins on all processes"):
+        edges.compute()
+    assert not edges._is_synced
+    encoders = vp.VoicePrivacy(attacks=None)
+    encoders.update({f"of rank {rank}": ROWS["original"]}, {f"of rank {rank}": ROWS["protected"]}, ROWS["speakers"])
+    with pytest.raises(ValueError, match="Expected the same encoders, in the same order, of all embeddings"):
+        encoders.compute()
     widths = vp.DeIdentification()
     widths.update(torch.eye(4 + rank), torch.eye(4 + rank), torch.arange(4 + rank) % 2)
     with pytest.raises(ValueError, match=r"Expected `original` to have one width on all processes, but got \[4, 5\]"):
@@ -172,6 +142,8 @@ def _unlike_ranks(rank, world, path):
     alike = vp.DeIdentification(sync_on_compute=False)
     assert_same(widths.compute(), compute(alike, torch.eye(6), torch.ones(6, 6), torch.arange(6) // 2))
     _a_rank_that_raises(rank)
+    _a_scoring_that_raises(rank)
+    _names_of_all_ranks(rank)
     distributed.destroy_process_group()
 
 
@@ -181,13 +153,15 @@ def _a_rank_that_raises(rank):
     compute = metric.compute
 
     def raise_error():
-        raise RuntimeError("no more memory")
+        if rank == 1:
+            raise ValueError("no such number")
+        return torch.zeros(())
 
-    if rank == 1:
-        metric.compute = metric._wrap_compute(raise_error)
-        with pytest.raises(RuntimeError, match="no more memory"):
-            metric.compute()
-    else:
+    metric.compute = metric._wrap_compute(raise_error)
+    error, message = (
+        (ValueError, "^no such number") if rank == 1 else (RankError, "Rank 1 .* raised ValueError: no such")
+    )
+    with pytest.raises(error, match=message):
         metric.compute()
     metric.compute = compute
     assert not metric._is_synced
@@ -195,5 +169,37 @@ def _a_rank_that_raises(rank):
     assert torch.isfinite(metric.compute())
 
 
-def test_different_settings_raise_on_all_processes(tmp_path):
+def _a_scoring_that_raises(rank):
+    rows = voices()
+
+    def scoring(a, b):
+        if rank == 1:
+            raise LookupError("a scoring of one rank")
+        return a @ b.mT
+
+    metric = vp.DeIdentification(scoring=scoring)
+    metric.update(**{key: column[rank::2] for key, column in rows.items() if key in ROWS})
+    error, message = (
+        (LookupError, "of one rank") if rank == 1 else (RankError, "Rank 1 .* LookupError: a scoring of one")
+    )
+    with pytest.raises(error, match=message):
+        metric.compute()
+    value = compute(vp.DeIdentification(), **{key: column[rank::2] for key, column in rows.items() if key in ROWS})
+    assert torch.isfinite(value)
+
+
+def _names_of_all_ranks(rank):
+    metric = vp.VoicePrivacy(attacks=None, metrics=["deid"])
+    names = [f"rank {rank} speaker {number % 3}" for number in range(12)]
+    groups = ["f" if rank else "m"] * 12
+    generator = torch.Generator().manual_seed(rank)
+    rows = [torch.randn(12, 4, generator=generator) for _ in range(2)]
+    metric.update(*rows, names, groups=groups)
+    report = metric.report()
+    assert {f"rank {number} speaker 2" for number in range(2)} <= set(report.speaker_names.values())
+    assert set(report.groups) == {"f", "m"}
+    assert len(metric.speaker_names) == 4  # its own again
+
+
+def test_errors_are_raised_on_all_processes(tmp_path):
     run(_unlike_ranks, 2, tmp_path / "meeting")

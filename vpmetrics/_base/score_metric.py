@@ -32,7 +32,7 @@ class ScoreMetric(PrivacyMetric):
     ``_compute_value_of_steps``.
     """
 
-    measure: ClassVar[str]  # key of the value in a dictionary
+    measure: ClassVar[str] = ""  # key of a scalar value in a dictionary
     formula: Callable[[Steps], Tensor]  # of a metric of the steps of ascending scores alone
 
     scores: list[Tensor]

@@ -21,6 +21,8 @@ from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._util.dtypes import widen
 
+LEAST_BANDWIDTH = 1e-3  # of kernels; at 1e-5 constant speech has a gradient of NaN
+
 
 def check_tensor(name: str, value: Any) -> None:
     """Raise unless the value is a tensor."""
@@ -139,6 +141,11 @@ def check_bandwidth(bandwidth: Any) -> None:
         if not _is_number(bandwidth):
             raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
         _raise_unless(0 < bandwidth < math.inf, "bandwidth", "be positive and finite", bandwidth)
+        if bandwidth < LEAST_BANDWIDTH:
+            raise ValueError(
+                f"Expected `bandwidth` to be at least {LEAST_BANDWIDTH:g} standard deviations of the scores, "
+                f"but got {bandwidth:g}: narrower kernels round to steps without a gradient. None is exact."
+            )
 
 
 def check_thresholds(thresholds: Any, score_range: Any) -> None:
