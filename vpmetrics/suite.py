@@ -174,7 +174,7 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
             report = self._compute_checked_report(data)
-            names = self.speaker_names
+            names = self._label_names_by_code()
             groups: dict[int | str, PrivacyReport] = {}
             for group in data.groups():
                 part = data.of_group(group)

@@ -183,7 +183,15 @@ class EmbeddingMetric(PrivacyMetric):
 
     @property
     def speaker_names(self) -> Mapping[int, str]:
-        """Names of the speakers and groups given as strings, by the integers they are stored as."""
+        """Names of the speakers given as strings, by the integers they are stored as."""
+        names = self._label_names_by_code()
+        if not names:
+            return {}
+        speakers = set(self._join_in_place("speakers").unique().tolist())
+        return {code: name for code, name in names.items() if code in speakers}
+
+    def _label_names_by_code(self) -> dict[int, str]:
+        """Return the names of speakers and groups given as strings, by the integers they are stored as."""
         if len(self.label_names) == 0:
             return {}
         names = list(dict.fromkeys(decode_texts(self._join_in_place("label_names"))))
