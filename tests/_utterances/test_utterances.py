@@ -84,7 +84,7 @@ def test_a_default_collate_can_be_passed_on():
     assert_close(metric.compute(), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*equal another|ignore:.*NaN")
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_names_survive_copying_merging_and_saving_but_no_reset():
     first, second = vp.VoicePrivacy(attacks=None, metrics=["deid"]), vp.VoicePrivacy(attacks=None, metrics=["deid"])
     labels = [f"speaker {label}" for label in ROWS["speakers"].tolist()]
