@@ -203,14 +203,11 @@ class SinglingOut(EmbeddingMetric):
         self.condition = condition
         self.attack = _check_attack(attack)
         self.scoring = _check_scoring(scoring)
-        self.distractors = check_distractors(distractors)
         self.calibration = calibration
         self.draws = draws
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        protocol = ConversationProtocol(
-            look_up_condition(self.condition), self.scoring, self.conversation, self.attack, self.distractors
-        )
+        protocol = ConversationProtocol(look_up_condition(self.condition), self.scoring, self.conversation, self.attack)
         return singling_out_rates(data, protocol, self.sizes, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
