@@ -30,6 +30,6 @@ def protect(original, noise, share):
 def by_hand(share, dtype=torch.float32, **kwargs):
     *sides, speakers = voices(**kwargs)
     original, noise = (side.to(dtype) for side in sides)
-    metric = VoicePrivacy(attacks=None)
+    metric = VoicePrivacy(attacks=None, conversations=0)
     metric.update(original, protect(original, noise, share), speakers)
     return {name: float(value) for name, value in metric.compute().items()}

@@ -70,8 +70,9 @@ def stepping(pl, change):
 
 
 def watch(metrics="headline", intervals=None, attacks=None, **kwargs):
-    """A monitor without attacks, which take most of its time, for tests of anything else."""
-    return PrivacyMonitor(suite=VoicePrivacy(attacks=attacks, metrics=metrics, intervals=intervals), **kwargs)
+    """A monitor without attacks and conversations, which take most of its time, for tests of anything else."""
+    suite = VoicePrivacy(attacks=attacks, metrics=metrics, intervals=intervals, conversations=0)
+    return PrivacyMonitor(suite=suite, **kwargs)
 
 
 def keeper(privacy="val/privacy_conditions/op_d_ece", budget=0.05, **kwargs):
@@ -109,11 +110,11 @@ def names_in(folder):
     return sorted(path.name for path in folder.glob("*.ckpt"))
 
 
-def run_script(folder, text, *arguments):
+def run_script(folder, text, *arguments, timeout=120):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(text))
     paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, str(script), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]

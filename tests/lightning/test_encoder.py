@@ -63,7 +63,7 @@ def run(pl, original, protected, epochs=1, encoder=None, lengths=None, **options
 
 
 def assert_measured(monitor, original, protected):
-    encoder, metric = Encoder().eval(), VoicePrivacy(attacks=None)
+    encoder, metric = Encoder().eval(), VoicePrivacy(attacks=None, conversations=0)
     with torch.no_grad():
         sides = [torch.cat([encoder(wave[None]) for wave in waves]) for waves in (original, protected)]
     metric.update(*sides, NAMES)
@@ -137,9 +137,27 @@ def test_time_is_the_last_dimension(pl):
     spectrograms = torch.randn(24, 3, 16, generator=torch.Generator().manual_seed(0))
     encode, lengths = lambda audio: audio.mean(-1), torch.full((24,), 9)
     monitor = run(pl, spectrograms, spectrograms, encoder=encode, lengths=lengths)
-    metric = VoicePrivacy(attacks=None)
+    metric = VoicePrivacy(attacks=None, conversations=0)
     metric.update(spectrograms[..., :9].mean(-1), spectrograms[..., :9].mean(-1), NAMES)
     assert monitor.history[-1]["op_eer"] == pytest.approx(float(metric.compute()["op_eer"]), abs=1e-6)
+
+
+def test_several_encoders_are_one_attacker(pl):
+    sides = recordings()
+    first, second = Encoder().eval(), lambda audio: audio.unflatten(1, (-1, 8))[:, 0]
+    lengths = torch.tensor(list(map(len, sides[0])))
+    padded = [pad_sequence(side, batch_first=True) for side in sides]
+    monitor = run(pl, *padded, encoder={"mean": first, "first": second}, lengths=lengths)
+    metric = VoicePrivacy(attacks=None, conversations=0)
+    with torch.no_grad():
+        embeddings = [
+            {name: torch.cat([encode(wave[None]) for wave in side]) for name, encode in encoders.items()}
+            for side, encoders in ((side, {"mean": first, "first": second}) for side in sides)
+        ]
+    metric.update(*embeddings, NAMES)
+    expected = {key: float(value) for key, value in metric.compute().items()}
+    measured = {key: monitor.history[-1][key] for key in expected}
+    assert measured == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
 
 
 def test_encoder_of_the_trained_module_raises(pl):

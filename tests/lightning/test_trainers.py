@@ -51,7 +51,7 @@ def test_strategies_that_spawn_are_warned_of(pl, recwarn, strategy, is_spawned):
 def test_hugging_face_example_matches_the_suite():
     """What the package's docstring shows, on what ``Trainer.evaluate`` passes on: arrays of all batches."""
     code = vpmetrics.lightning.__doc__.partition("    def compute_metrics")[2].partition("Example:")[0]
-    namespace = {"VoicePrivacy": lambda: VoicePrivacy(attacks=None)}
+    namespace = {"VoicePrivacy": lambda: VoicePrivacy(attacks=None, conversations=0)}
     exec("def compute_metrics" + code.replace("\n    ", "\n"), namespace)
     original, noise, speakers = voices()
     arrays = (original.numpy(), protect(original, noise, 0.9).numpy())

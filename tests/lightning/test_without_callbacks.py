@@ -18,6 +18,10 @@ from vpmetrics import (
 )
 
 
+def make_suite():
+    return VoicePrivacy(attacks=None, conversations=0)
+
+
 def make_metrics():
     return MetricCollection(
         [
@@ -25,7 +29,7 @@ def make_metrics():
             DeIdentification(),
             VoiceDistinctiveness(),
             SimilarityRankDisclosure("empirical", "OP"),
-            VoicePrivacy(attacks=None),
+            make_suite(),
         ]
     )
 
@@ -62,7 +66,9 @@ def assert_logged(trainer, expected):
 
 
 @both_packages
-@pytest.mark.parametrize("make", [lambda: VoicePrivacy(attacks=None), make_metrics], ids=["suite", "collection"])
+@pytest.mark.parametrize(
+    "make", [lambda: VoicePrivacy(attacks=None, conversations=0), make_metrics], ids=["suite", "collection"]
+)
 def test_fit_validate_and_resume_log_what_the_suite_computes(pl, tmp_path, make):
     # A sanity check of two batches may have too few trials, of which the metrics warn.
     options = {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET}
@@ -78,7 +84,9 @@ def test_fit_validate_and_resume_log_what_the_suite_computes(pl, tmp_path, make)
     assert_logged(resumed, by_hand(SHARES[3]))
 
 
-@pytest.mark.parametrize("make", [lambda: VoicePrivacy(attacks=None), make_metrics], ids=["suite", "collection"])
+@pytest.mark.parametrize(
+    "make", [lambda: VoicePrivacy(attacks=None, conversations=0), make_metrics], ids=["suite", "collection"]
+)
 def test_half_precision(pl, make):
     options = {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET}
     trainer = pl.Trainer(max_epochs=1, precision="bf16-true", **options)
@@ -106,16 +114,15 @@ def test_two_ranks_log_what_one_does(tmp_path):
         import pytorch_lightning as pl
         sys.path.insert(0, sys.argv[2])
         from leaking_voices import loader
-        from test_without_callbacks import make_metrics, make_module
+        from test_without_callbacks import make_metrics, make_module, make_suite
         from training import QUIET
-        from vpmetrics import VoicePrivacy
 
         if __name__ == "__main__":
             warnings.simplefilter("ignore")
             folder, logged = Path(sys.argv[1]), []
             options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
             trainer = pl.Trainer(strategy="ddp", devices=2, **options, **QUIET)
-            for metrics in (VoicePrivacy(attacks=None), make_metrics()):
+            for metrics in (make_suite(), make_metrics()):
                 trainer.fit_loop.epoch_progress.reset()
                 trainer.fit(make_module(pl, metrics), loader(), loader(4))
                 logged.append({name: value.item() for name, value in trainer.callback_metrics.items()})

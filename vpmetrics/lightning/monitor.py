@@ -25,7 +25,7 @@ from vpmetrics._util.scalar import check_scalar_names, strip_loader_suffix
 from vpmetrics._util.validation import check_whole_number
 from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics.attributes import AttributeDisclosure
-from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, read_unskipped_outputs, resolve_keys
+from vpmetrics.lightning.step_outputs import SIDES, Keys, freeze_encoders, read_unskipped_outputs, resolve_keys
 from vpmetrics.lightning.trainers import (
     CallbackBase,
     figure_writers,
@@ -42,7 +42,8 @@ from vpmetrics.suite import VoicePrivacy
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
 _OBSERVED = ("original", "protected", "speakers", "sessions")  # arguments of VoicePrivacy.observe
 CONDITIONS_SUFFIX = "_conditions"  # of the prefix, for the numbers of one condition
-_EXPENSIVE_FAMILIES = frozenset({"attack", "attacked_population", "headline", "worst"})
+# Families of the registry that need attacks or conversations.
+_EXPENSIVE_FAMILIES = frozenset({"attack", "attacked_population", "conversation", "found", "headline", "worst"})
 
 
 class PrivacyMonitor(CallbackBase):
@@ -88,7 +89,7 @@ class PrivacyMonitor(CallbackBase):
             ``protected`` are audio: tensors ``(B, ..., T)``, or lists of tensors ``(..., T)`` that are each as long as
             their utterance. Padded tensors need ``lengths`` in ``keys``, integers ``(B,)``. The encoder is frozen, kept
             in evaluation mode, and moved to the device of the module. Original speech of the validation before is not
-            embedded again.
+            embedded again. A dictionary ``{name: encoder}`` gives one attacker all of them.
         sample_rate: Samples per second of that audio; required for an encoder that knows its own, for which the audio
             is resampled.
         encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its weights, for any
@@ -161,7 +162,7 @@ class PrivacyMonitor(CallbackBase):
         self.watch_training = watch_training
         self.attributes = dict(attributes or {})
         self._keys = resolve_keys(keys, encoder is not None)
-        self._encoder = None if encoder is None else FrozenEncoder(encoder, sample_rate, encoder_dtype)
+        self._encoder = None if encoder is None else freeze_encoders(encoder, sample_rate, encoder_dtype)
         test_prefix = _VALIDATION.sub("test", prefix)
         self._test_prefix = f"test/{prefix}" if test_prefix == prefix else test_prefix
         self.metrics = self._list_logged_keys()
@@ -408,7 +409,9 @@ class PrivacyMonitor(CallbackBase):
             with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
                 arguments = self._encoder.embed(arguments, pl_module.device, is_training=step_name == "training_step")
         for name, value in arguments.items():
-            if isinstance(value, Tensor) or (name in SIDES and value is not None):
+            if name in SIDES and isinstance(value, Mapping):
+                arguments[name] = {key: torch.as_tensor(rows).to(pl_module.device) for key, rows in value.items()}
+            elif isinstance(value, Tensor) or (name in SIDES and value is not None):
                 arguments[name] = torch.as_tensor(value).to(pl_module.device)
         return arguments
 
@@ -654,10 +657,12 @@ def _count_rows(arguments: Mapping[str, Any], device: torch.device) -> Tensor:
     """Return the number of rows of a batch, and how many of them are not finite on each side, ``(3,)``."""
     counts = [torch.tensor(len(arguments["speakers"]), device=device)]
     for side in SIDES:
-        rows = arguments.get(side)
+        embeddings = arguments.get(side)
+        rows_of_encoders = list(embeddings.values()) if isinstance(embeddings, Mapping) else [embeddings]
         is_broken = torch.zeros(1, dtype=torch.bool, device=device)
-        if rows is not None:
-            is_broken = (~rows.isfinite()).flatten(1).any(dim=1)
+        for rows in rows_of_encoders:
+            if rows is not None:
+                is_broken = is_broken | (~rows.isfinite()).flatten(1).any(dim=1)
         counts.append(is_broken.sum())
     return torch.stack(counts)
 

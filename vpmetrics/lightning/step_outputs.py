@@ -70,6 +70,45 @@ def read_unskipped_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> 
     return {argument: outputs[key] for argument, key in keys.items()}
 
 
+class FrozenEncoders:
+    """Several frozen encoders of one attacker, by name."""
+
+    def __init__(self, encoders: Mapping[str, FrozenEncoder]) -> None:
+        self.encoders = dict(encoders)
+
+    def check_is_untrained(self, module_weights: Iterable[nn.Parameter]) -> None:
+        """Raise if the module trains a weight of an encoder."""
+        weights = list(module_weights)
+        for encoder in self.encoders.values():
+            encoder.check_is_untrained(weights)
+
+    def freeze_and_rotate_cache(self, device: torch.device) -> None:
+        """Freeze the encoders on a device; keep in each cache only what the last validation contained."""
+        for encoder in self.encoders.values():
+            encoder.freeze_and_rotate_cache(device)
+
+    def embed(self, arguments: dict[str, Any], device: torch.device, is_training: bool = False) -> dict[str, Any]:
+        """Return the arguments with audio replaced by dictionaries of embeddings, and without ``lengths``."""
+        embedded = {name: value for name, value in arguments.items() if name != "lengths"}
+        sides = [side for side in SIDES if arguments.get(side) is not None]
+        for side in sides:
+            embedded[side] = {}
+        for name, encoder in self.encoders.items():
+            of_encoder = encoder.embed(dict(arguments), device, is_training)
+            for side in sides:
+                embedded[side][name] = of_encoder[side]
+        return embedded
+
+
+def freeze_encoders(encoder: Any, sample_rate: int | None, dtype: torch.dtype | None) -> FrozenEncoder | FrozenEncoders:
+    """Return one frozen encoder, or those of a dictionary from names to encoders."""
+    if not isinstance(encoder, Mapping):
+        return FrozenEncoder(encoder, sample_rate, dtype)
+    if not encoder or not all(isinstance(name, str) for name in encoder):
+        raise ValueError(f"Expected `encoder` to be an encoder or a dictionary of them by name, but got {encoder!r}.")
+    return FrozenEncoders({name: FrozenEncoder(value, sample_rate, dtype) for name, value in encoder.items()})
+
+
 class FrozenEncoder:
     """An encoder without gradients, with its embeddings of the original speech of the last validation by content."""
 
