@@ -281,7 +281,7 @@ def _add_demo(command: ArgumentParser) -> None:
     default = Path("vpmetrics-demo")
     command.add_argument("--out", type=_parse_nonempty_path, default=default, metavar="DIR", help=f"({default})")
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
-    command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
+    command.add_argument("--epochs", type=int, default=130, metavar="N", help="four steps each (130)")
 
 
 def _add_out(group: _ArgumentGroup) -> None:
