@@ -36,7 +36,7 @@ from vpmetrics.attacks.moments import (
     divide_by_norm,
     unit_rows,
 )
-from vpmetrics.attacks.solutions import AnySolution, SeparateSolutions
+from vpmetrics.attacks.solutions import AnySolution, SeparateSolutions, Solution
 
 PROFILES = (NOTHING, PROTECTED, LABELLED, PAIRS)
 """What an attacker may have, from the least to the most; each includes the ones before."""
@@ -73,12 +73,24 @@ class FittedAttack:
     num_settings: int = 1
     fitted: Sequence[Any] | None = None
 
-    def map_rows(self, rows: Tensor, side: SideName, sets: slice) -> Tensor:
-        """Return rows ``(C, R, D)`` of some cells as they are compared, ``(S, C, R, d)``."""
+    def map_rows(self, rows: Tensor, side: SideName, sets: slice, normalised: dict[int, Tensor]) -> Tensor:
+        """Return rows ``(C, R, D)`` of some cells as they are compared, ``(S, C, R, d)``.
+
+        ``normalised`` keeps the rows of each normalisation, since attacks share it.
+        """
         num_cells, num_rows, width = rows.shape
-        solution = self.solution if self.num_sets == 1 else self.solution.select_sets(sets)
         num_sets = 1 if self.num_sets == 1 else sets.stop - sets.start
-        mapped = solution.map_side(rows.reshape(num_sets, -1, width), side)
+        rows_by_set = rows.reshape(num_sets, -1, width)
+        solution = self.solution
+        if isinstance(solution, Solution):
+            normaliser, solution = solution.split_normaliser(side)
+            if normaliser is not None:
+                if id(normaliser) not in normalised:
+                    normalised[id(normaliser)] = normaliser.select_sets(sets)(rows_by_set)
+                rows_by_set = normalised[id(normaliser)]
+        if self.num_sets > 1:
+            solution = solution.select_sets(sets)
+        mapped = solution.map_side(rows_by_set, side)
         return mapped.reshape(len(mapped), num_cells, num_rows, mapped.shape[-1])
 
 
@@ -200,10 +212,14 @@ class AttackFeatures:
     def compare(self, enrolment: CellRows, test: CellRows, condition: Condition, folds: range) -> list[FeatureBlock]:
         """Return the features of pairs of enrolment and test rows ``(C, R)`` of the cells of some folds."""
         blocks, number = [], 0
+        normalised_enrolment: dict[int, Tensor] = {}
+        normalised_test: dict[int, Tensor] = {}
         for fitted in self._made_for(condition):
             sets = self._sets_of_folds(fitted, folds)
-            left = fitted.map_rows(enrolment.embeddings, condition.enrolment, sets)
-            right = left if test is enrolment else fitted.map_rows(test.embeddings, condition.test, sets)
+            left = fitted.map_rows(enrolment.embeddings, condition.enrolment, sets, normalised_enrolment)
+            right = left
+            if test is not enrolment:
+                right = fitted.map_rows(test.embeddings, condition.test, sets, normalised_test)
             block = self._compare_mapped(fitted, left, right, enrolment, test, folds)
             blocks.append(replace(block, features=range(number, number + fitted.num_settings)))
             number += fitted.num_settings

@@ -391,27 +391,29 @@ class FusedAttacker:
 
     def _fit_weights(self, sample: _SampledPairs, labels: Sequence[AttackName]) -> tuple[Tensor, Tensor]:
         """Return the weights ``(K, 2 P, A)`` of each fold, and the share of each feature in each profile ``(P, A)``."""
-        profile = torch.tensor([label.profile for label in labels])
+        num_folds, num_profiles = self.folds.num_folds, len(PROFILES)
+        device = sample.fold.device
+        is_outside = sample.fold != torch.arange(num_folds, device=device)[:, None]
+        target_kind = torch.tensor([TARGET, CHANCE_TARGET], device=device)[:, None, None]
+        is_target = (sample.kind == target_kind).expand(-1, num_folds, -1).flatten(0, 1)  # (2 K, P)
+        pair_weights = balance_classes(is_outside.repeat(2, 1), is_target, sample.kind == NONTARGET)
+        weights = sample.scores.new_zeros(num_profiles, 2 * num_folds, len(labels))
+        profile = torch.tensor([label.profile for label in labels], device=device)
         order = profile.argsort(stable=True)
-        num_folds, num_features = self.folds.num_folds, len(labels)
-        weights = sample.scores.new_zeros(num_folds, 2 * len(PROFILES), num_features)
-        shares = sample.scores.new_zeros(len(PROFILES), num_features)
-        fold = torch.arange(num_folds, device=sample.fold.device)
-        for number in range(len(PROFILES)):
-            features = order[profile[order] <= number].to(sample.fold.device)
-            if number and len(features) == (profile <= number - 1).sum():
-                weights[:, 2 * number : 2 * number + 2] = weights[:, 2 * number - 2 : 2 * number]
-                shares[number] = shares[number - 1]
-                continue
-            for is_permuted in (0, 1):
-                scores, is_target, pair_fold = sample.select_classes(CHANCE_TARGET if is_permuted else TARGET)
-                scores = scores[:, features]
-                is_outside = pair_fold != fold[:, None]
-                found = fit_logistic_weights(scores, is_target, balance_classes(is_outside, is_target))
-                weights[:, 2 * number + is_permuted, features] = found
-                if not is_permuted:
-                    shares[number, features] = share_of_distance(found.mean(0), scores, is_target)
-        return weights, shares
+        sizes = [sum(label.profile <= number for label in labels) for number in range(num_profiles)]
+        # The poorer profiles have few features, so that one regression fits them all.
+        for profiles in (range(num_profiles - 1), range(num_profiles - 1, num_profiles)):
+            features = order[: sizes[profiles[-1]]]
+            richest = torch.tensor(profiles, device=device)[:, None]
+            is_used = (profile[features] <= richest).repeat_interleave(2 * num_folds, dim=0)
+            count = len(profiles)
+            found = fit_logistic_weights(
+                sample.scores[:, features], is_target.repeat(count, 1), pair_weights.repeat(count, 1), is_used
+            )
+            weights[profiles.start : profiles.stop, :, features] = found.unflatten(0, (count, -1))
+        shares = share_of_distance(weights[:, :num_folds].mean(1), sample.scores, sample.kind)
+        by_fold = weights.unflatten(1, (2, num_folds)).permute(2, 0, 1, 3)  # (K, P, 2, A)
+        return by_fold.flatten(1, 2), shares
 
     # --- Scoring
 
@@ -489,9 +491,9 @@ class FusedAttacker:
             plain = [*plain, counts_of_encoder]
             plain_replicates = [*plain_replicates, *replicates_of_encoder]
         counts = widen(self._count_pairs(fusion))
-        steps = [steps_of_counts(pair, is_permuted=False) for pair in counts[0::2]]
-        d_ece = torch.stack([expected_disclosure(each) for each in steps])
-        chance = [expected_disclosure(steps_of_counts(pair, is_permuted=True)) for pair in counts[1::2]]
+        steps = join_steps_of_both(counts)
+        of_profiles = {key: measure(steps) for key, measure in _MEASURES.items()}
+        d_ece, chance = of_profiles["d_ece_strongest"].split(len(PROFILES))
         # Plain comparison, with its negation, is the first profile before its sign is chosen.
         floor = torch.stack([expected_disclosure(each) for both in plain for each in both] or [d_ece.new_zeros(())])
         best_plain, best_profile = int(floor.argmax()), int(d_ece.argmax())
@@ -499,16 +501,17 @@ class FusedAttacker:
         is_plain = bool(plain) and bool(floor[best_plain] >= d_ece[best_profile])
         if is_plain:
             chosen = plain[best_plain // 2][best_plain % 2]
+            measures = {key: measure(chosen) for key, measure in _MEASURES.items()}
             replicates = plain_replicates[best_plain // 2][best_plain % 2] if plain_replicates else None
         else:
-            chosen = steps[best_profile]
+            measures = {key: values[best_profile] for key, values in of_profiles.items()}
             replicates = None
             if groups is not None:
+                chosen = steps_of_counts(counts[2 * best_profile], is_permuted=False)
                 replicates = self._count_replicates(fusion, 2 * best_profile, chosen, groups)
-        measures = {key: measure(chosen) for key, measure in _MEASURES.items()}
         return FusedResult(
             measures=measures,
-            chance=torch.stack(chance).amax(),
+            chance=chance.amax(),
             num_fitted_speakers=torch.full_like(d_ece[0], self.folds.fewest_training_speakers),
             by_profile=dict(zip(PROFILE_KEYS, by_profile, strict=True)),
             profile=None if is_plain else best_profile,
@@ -608,11 +611,6 @@ class _SampledPairs(NamedTuple):
         values = scores.flatten(2)[cell, :, places % per_cell].clamp(-_CLIP, _CLIP)
         return cls(values, flat_kinds[places], cell_fold[cell], has_both_kinds)
 
-    def select_classes(self, target_kind: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return scores, labels and folds of pairs of two speakers and of pairs of this kind."""
-        is_used = (self.kind == NONTARGET) | (self.kind == target_kind)
-        return self.scores[is_used], self.kind[is_used] == target_kind, self.fold[is_used]
-
 
 def _prepare(data: EvaluationData) -> EvaluationData:
     """Return the data with rows of unit length."""
@@ -679,20 +677,23 @@ def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor,
     return standardised, mean, deviation
 
 
-def balance_classes(is_outside: Tensor, is_target: Tensor) -> Tensor:
+def balance_classes(is_outside: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
     """Return the weight of each pair ``(P,)`` in each problem ``(K, P)``: those of a class add up to 1/2."""
-    weights = is_outside.to(torch.float64 if is_outside.device.type != "mps" else torch.float32)
-    of_targets = weights * is_target
-    of_nontargets = weights * ~is_target
-    half = 0.5 / of_targets.sum(1, keepdim=True).clamp(min=1)
-    return of_targets * half + of_nontargets * (0.5 / of_nontargets.sum(1, keepdim=True).clamp(min=1))
+    of_targets = (is_outside & is_target).to(wide_dtype(is_outside.device))
+    of_nontargets = (is_outside & is_nontarget).to(of_targets)
+    share_of_target = 0.5 / of_targets.sum(1, keepdim=True).clamp(min=1)
+    share_of_nontarget = 0.5 / of_nontargets.sum(1, keepdim=True).clamp(min=1)
+    return of_targets * share_of_target + of_nontargets * share_of_nontarget
 
 
-def share_of_distance(weights: Tensor, scores: Tensor, is_target: Tensor) -> Tensor:
-    """Return what each feature adds to the distance between the means of both classes, over that distance."""
-    distance = weights * (scores[is_target].mean(0) - scores[~is_target].mean(0))
-    total = distance.sum()
-    return torch.where(total.abs() > 0, distance / total, 0).nan_to_num(0)
+def share_of_distance(weights: Tensor, scores: Tensor, kind: Tensor) -> Tensor:
+    """Return what each feature adds to the distance between the means of targets and of others, over that distance."""
+    means = []
+    for one_kind in (TARGET, NONTARGET):
+        is_of_kind = (kind == one_kind).to(scores)
+        means.append(is_of_kind @ scores / is_of_kind.sum().clamp(min=1))
+    distance = weights * (means[0] - means[1])
+    return (distance / distance.sum(-1, keepdim=True)).nan_to_num(0, 0, 0)
 
 
 def own_disclosure(standardised: Tensor, kinds: Tensor) -> Tensor:
@@ -713,6 +714,14 @@ def steps_of_counts(counts: Tensor, is_permuted: bool) -> Steps:
     nontargets, next_speaker, targets = counts.unbind(-2)
     edges = counts.new_empty(0)
     return Steps(edges, next_speaker, nontargets) if is_permuted else Steps(edges, targets, nontargets + next_speaker)
+
+
+def join_steps_of_both(counts: Tensor) -> Steps:
+    """Return the steps ``(2 P, B)`` of counts ``(2 P, 3, B)``: of speakers in all profiles, then of permuted ones."""
+    real = steps_of_counts(counts[0::2], is_permuted=False)
+    permuted = steps_of_counts(counts[1::2], is_permuted=True)
+    targets = torch.cat([real.targets, permuted.targets])
+    return Steps(real.edges, targets, torch.cat([real.nontargets, permuted.nontargets]))
 
 
 def cut_into_blocks(

@@ -11,7 +11,9 @@ _STEPS = 8  # of Newton; the last changes weights by less than 1e-3 where classe
 _SHARES_OF_STEP = (1.0, 0.5, 0.25, 0.0625)  # of which the one with the least cost is taken
 
 
-def fit_logistic_weights(scores: Tensor, is_target: Tensor, pair_weights: Tensor) -> Tensor:
+def fit_logistic_weights(
+    scores: Tensor, is_target: Tensor, pair_weights: Tensor, is_used: Tensor | None = None
+) -> Tensor:
     r"""Fit a logistic regression with an intercept for each problem.
 
     .. math::
@@ -20,11 +22,12 @@ def fit_logistic_weights(scores: Tensor, is_target: Tensor, pair_weights: Tensor
 
     Args:
         scores: Standardised scores ``(P, A)`` of pairs.
-        is_target: Whether a pair is a target, ``(P,)``.
+        is_target: Whether a pair is a target, ``(P,)`` or, for each problem, ``(Q, P)``.
         pair_weights: ``(Q, P)``, the weights :math:`c` of each problem; those of each class add up to 1/2.
+        is_used: ``(Q, A)``, which scores each problem uses; None for all.
 
     Returns:
-        The weights ``(Q, A)``; zeros for a problem without weights.
+        The weights ``(Q, A)``; zeros for scores that are not used and for a problem without weights.
 
     Example:
         >>> scores = torch.tensor([[2.0], [1.0], [-1.0], [-2.0], [-1.5], [0.5]])
@@ -34,24 +37,29 @@ def fit_logistic_weights(scores: Tensor, is_target: Tensor, pair_weights: Tensor
     """
     columns = torch.cat([scores, torch.ones_like(scores[:, :1])], dim=1)
     num_weights = columns.shape[1]
-    sign = torch.where(is_target, 1.0, -1.0).to(scores)
+    target = is_target.to(scores)
+    sign = 1 - 2 * target
     ridge = torch.full_like(columns[0], RIDGE)
     ridge[-1] = torch.finfo(torch.float32).eps  # of the intercept
+    diagonal = ridge.diag()
+    used = torch.ones(len(pair_weights), num_weights, dtype=scores.dtype, device=scores.device)
+    if is_used is not None:
+        used[:, :-1] = is_used.to(scores)
+    used_pairs = used[:, :, None] * used[:, None, :]
     shares = torch.tensor(_SHARES_OF_STEP, dtype=scores.dtype, device=scores.device)[:, None, None]
     weights = scores.new_zeros(len(pair_weights), num_weights)
-
-    def cost(candidates: Tensor) -> Tensor:
-        margins = sign * (candidates @ columns.T)
-        return (pair_weights * softplus(-margins)).sum(-1) + 0.5 * (ridge * candidates.square()).sum(-1)
-
+    fused = weights @ columns.T
     for _ in range(_STEPS):
-        probability = (weights @ columns.T).sigmoid()
-        gradient = (pair_weights * (probability - is_target.to(scores))) @ columns + ridge * weights
+        probability = fused.sigmoid()
+        gradient = used * ((pair_weights * (probability - target)) @ columns) + ridge * weights
         curvature = pair_weights * probability * (1 - probability)
-        hessian = (curvature[:, None] * columns.T) @ columns + ridge.diag()
+        hessian = used_pairs * ((curvature[:, None] * columns.T) @ columns) + diagonal
         factor = torch.linalg.cholesky_ex(hessian).L
-        step = torch.cholesky_solve(gradient[..., None], factor)[..., 0]
-        candidates = weights - shares * step.nan_to_num(0, 0, 0)
-        best = cost(candidates).argmin(0)
-        weights = candidates.gather(0, best[None, :, None].expand(1, -1, num_weights))[0]
+        step = torch.cholesky_solve(gradient[..., None], factor)[..., 0].nan_to_num(0, 0, 0)
+        candidates = weights - shares * step  # (4, Q, A)
+        candidate_scores = candidates @ columns.T
+        losses = (pair_weights * softplus(sign * candidate_scores)).sum(-1)
+        best = (losses + 0.5 * candidates.square() @ ridge).argmin(0)[None, :, None]
+        weights = candidates.gather(0, best.expand(1, -1, num_weights))[0]
+        fused = candidate_scores.gather(0, best.expand(1, -1, len(columns)))[0]
     return weights[:, :-1]

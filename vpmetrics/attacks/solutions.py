@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._utterances.conditions import SideName
+from vpmetrics.attacks.moments import RowNormaliser
 
 RowMap = Callable[[Tensor], Tensor]
 
@@ -74,6 +75,15 @@ class Solution(NamedTuple):
             for step in steps:
                 rows = rows @ step.to(rows) if isinstance(step, Tensor) else step(rows)
         return rows if rows.dim() == 4 else rows[None]
+
+    def split_normaliser(self, side: SideName) -> tuple[RowNormaliser | None, Solution]:
+        """Return the normaliser that the steps of a side begin with, and the solution without it."""
+        steps = self.original if side == "original" else self.protected
+        if not steps or not isinstance(steps[0], RowNormaliser):
+            return None, self
+        if side == "original":
+            return steps[0], Solution(steps[1:], self.protected)
+        return steps[0], Solution(self.original, steps[1:])
 
     def select_sets(self, sets: slice) -> Solution:
         """Return the solution for some of the training sets."""
