@@ -401,6 +401,101 @@ def test_report_contains_the_number_of_training_speakers(speakers, fitted):
     assert found(original, original, names, [Plain()])["attack_speakers"] == fitted
 
 
+# --- Several encoders
+
+
+def encoders_that_err_independently(seed, leak=0.3, speakers=30, utterances=10, width=48):
+    """Three encoders of the same speech; each hears every speaker in its own way, with noise of its own."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.arange(speakers).repeat_interleave(utterances)
+    original, protected = {}, {}
+    for name in ("a", "b", "c"):
+        voice = torch.randn(speakers, width, generator=draw)[names]
+        original[name] = voice + torch.randn(voice.shape, generator=draw)
+        protected[name] = leak * original[name] + torch.randn(voice.shape, generator=draw)
+    return original, protected, names
+
+
+def test_encoders_that_err_independently_are_fused():
+    original, protected, names = encoders_that_err_independently(seed=0)
+    fused = found(original, protected, names, FEW)["d_ece_strongest"]
+    alone = [found(original[name], protected[name], names, FEW)["d_ece_strongest"] for name in original]
+    assert fused > max(alone) + 0.03
+
+
+def test_fusion_of_encoders_is_at_least_plain_comparison_by_any_of_them():
+    original, names, draw = fading_voices(12, 6, 16)
+    noise = noise_like(original, draw)
+    rows = {"a": noise, "b": original}, {"a": noise_like(original, draw), "b": original}
+    result = found(*rows, names, [Plain()])
+    assert result["d_ece_strongest"] >= found(original, original, names, [Plain()])["d_ece_strongest"] - 1e-9
+
+
+# --- Profiles, shares, learning curve
+
+
+def test_a_profile_includes_the_poorer_ones():
+    original, names, draw = fading_voices(24, 8, 24)
+    result = found(original, original @ rotation(24, draw), names)
+    values = [result[f"d_ece_{name}"] for name in ("nothing", "protected", "labelled", "pairs")]
+    assert values == sorted(values)
+    assert result["d_ece_strongest"] == values[-1] > values[0] + 0.1
+
+
+def test_shares_add_up_and_noise_has_none():
+    class Noise(Own):
+        name, needs = "noise", "nothing"
+
+        def score(self, original, protected):
+            return torch.randn(len(original), len(protected), generator=torch.Generator().manual_seed(0))
+
+    original, names, draw = fading_voices(24, 8, 24)
+    data = data_of(original, original + noise_like(original, draw), names)
+    result = FusedAttacker(data, [Plain(), Noise()], [CONDITIONS["OP"]]).result(CONDITIONS["OP"])
+    share = {attack.name: attack.share for attack in result.attacks}
+    assert sum(share.values()) == pytest.approx(1)
+    assert abs(share["noise"]) < 0.02
+
+
+@pytest.mark.parametrize("score", [torch.inf, -torch.inf, torch.nan, 1.0])
+def test_infinite_and_constant_scores_weigh_nothing(score):
+    class Useless(Own):
+        def score(self, original, protected):
+            return original.new_full((len(original), len(protected)), score)
+
+    original, names, draw = fading_voices(12, 6, 16)
+    rows = original, original + noise_like(original, draw), names
+    assert_same_result(found(*rows, FEW), found(*rows, [*FEW, Useless()]), atol=1e-6)
+
+
+def test_random_scores_stay_within_chance():
+    class Random(Own):
+        def __init__(self, seed):
+            self.seed = seed
+
+        def score(self, original, protected):
+            draw = torch.Generator().manual_seed(self.seed)
+            return torch.randn(len(original), len(protected), generator=draw)
+
+    original, names, draw = fading_voices(24, 6, 8)
+    result = found(original, noise_like(original, draw), names, [Random(seed) for seed in range(200)])
+    assert result["d_ece_strongest"] <= max(0.005, result["d_ece_chance"])
+
+
+def test_limit_lies_above_the_disclosure_and_needs_32_speakers():
+    for speakers, is_known in ((30, False), (60, True)):
+        original, names, draw = fading_voices(speakers, 4, 48)
+        data = data_of(original, original @ rotation(48, draw) + noise_like(original, draw), names)
+        attacker = FusedAttacker(data, FEW, [CONDITIONS["OP"]])
+        result = attacker.result(CONDITIONS["OP"])
+        curve = attacker.learning_curve(CONDITIONS["OP"], result)
+        assert curve.limit.isfinite() == is_known
+        if is_known:
+            expected = 2 * curve.from_all - curve.from_half
+            assert curve.limit == max(expected, curve.from_all)
+            assert curve.from_half < curve.from_all  # fewer speakers teach less
+
+
 # --- Folds
 
 

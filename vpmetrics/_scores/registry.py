@@ -156,6 +156,10 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
                "attacker finds the right one of 100 people by a conversation; 1 is perfect privacy", _SHARE,
                needs_many_trials=True),
     ),
+    "attack_limit": (
+        _Level("attack_limit", "D_ECE, many speakers", BITS, "low", "what the fused attacker would learn if attacks "
+               "were fitted on very many speakers, from half and all of those there are; undefined below 32"),
+    ),
     "population": (
         Scalar("rate", "found among {}", PERCENT, "low", "share of conversations whose speaker is the most similar of "
                "N people; ≈ where N exceeds the number of references, and the rate is extrapolated", _SHARE),
@@ -403,7 +407,7 @@ def scalar_keys(
     hidden = hidden_conditions(conditions)
     for condition in conditions:
         # Original speech is not attacked.
-        families = (*OF_CONDITION, "attack") if has_attacks and condition != "OO" else OF_CONDITION
+        families = (*OF_CONDITION, "attack", "attack_limit") if has_attacks and condition != "OO" else OF_CONDITION
         if condition in hidden:
             families = (*families, *OF_RISKS)
         of_condition = [entry.key for family in families for entry in FAMILIES[family]]

@@ -28,7 +28,7 @@ from vpmetrics.attacks.base import (
     is_made_for,
     learns_from_moments,
 )
-from vpmetrics.attacks.folds import CellRows, Folds
+from vpmetrics.attacks.folds import CellRows, Folds, Sample
 from vpmetrics.attacks.moments import (
     MomentSums,
     TrainingSets,
@@ -107,6 +107,21 @@ class FeatureBlock:
     matrix: Tensor | None = None
     is_cosine: bool = True
 
+    def take_columns(self, rows: Sample | None, columns: Sample | None) -> FeatureBlock:
+        """Return the block with a sample of enrolment rows and of test rows of each cell."""
+        if self.matrix is not None:
+            matrix = self.matrix
+            if rows is not None:
+                matrix = _take_rows(matrix, rows.columns)
+            if columns is not None:
+                matrix = _take_rows(matrix.mT, columns.columns).mT
+            return replace(self, matrix=matrix)
+        assert self.enrolment is not None
+        assert self.test is not None
+        enrolment = self.enrolment if rows is None else _take_rows(self.enrolment, rows.columns)
+        test = self.test if columns is None else _take_rows(self.test, columns.columns)
+        return replace(self, enrolment=enrolment, test=test)
+
     def shift_numbers(self, first: int) -> FeatureBlock:
         """Return the block with features numbered from ``first`` on."""
         return replace(self, features=[first + number for number in self.features])
@@ -141,8 +156,9 @@ class AttackFeatures:
         conditions: Sequence[Condition],
         observed: MomentSums | None = None,
         enrolment: Literal["utterance", "speaker"] | None = None,
+        is_fitted_on: Tensor | None = None,
     ) -> None:
-        self.data, self.folds, self.enrolment = data, folds, enrolment
+        self.data, self.folds, self.enrolment, self._is_fitted_on = data, folds, enrolment, is_fitted_on
         is_needed = {condition.is_same_side for condition in conditions}
         wanted = [attack for attack in attacks if any(is_made_for(attack, same) for same in is_needed)]
         self._fit(wanted, observed)
@@ -152,6 +168,8 @@ class AttackFeatures:
         has_pairs = original is not None
         fold = torch.arange(self.folds.num_folds, device=speakers.device)
         is_outside = fold[:, None] != self.folds.of_speaker[speakers]
+        if self._is_fitted_on is not None:
+            is_outside = is_outside & self._is_fitted_on[speakers]
         views = self._choose_views()
         pooled = TrainingSets(original, protected, speakers, is_outside, views)
         sets_by_source = [(_FITTED_ON[0], pooled)]
@@ -173,7 +191,8 @@ class AttackFeatures:
     def _fit_attack(self, attack: Any, sets: TrainingSets, label: AttackName) -> None:
         if not has_builtin_fit(attack):
             fitted = [_fit_user_attack(attack, sets, number, self.data) for number in range(sets.num_sets)]
-            functions = [[_make_row_map(each) for each in fitted]]
+            dtype = self.data.protected.embeddings.dtype  # an attack may keep tensors of the dtype it was fitted in
+            functions = [[_make_row_map(each, dtype) for each in fitted]]
             self.fitted.append(FittedAttack(attack, label, SeparateSolutions(functions), sets.num_sets, 1, fitted))
             return
         for view in attack.views or sets.views:
@@ -278,6 +297,9 @@ class AttackFeatures:
             for setting in range(num_settings):
                 rows = left[min(setting, len(left) - 1), cell, :num_rows]
                 columns = right[min(setting, len(right) - 1), cell, :num_columns]
+                if fitted.fitted is not None:
+                    dtype = self.data.protected.embeddings.dtype
+                    rows, columns = rows.to(dtype), columns.to(dtype)
                 found = score_cell(attack, rows, columns, enrolment, test, cell, self.enrolment is None)
                 scores[setting, cell, :num_rows, :num_columns] = found.to(scores)
         return scores
@@ -344,6 +366,11 @@ def standardise_matrix(scores: Tensor) -> Tensor:
     return torch.where(is_usable, centred / torch.where(is_usable, deviation, 1), 0)
 
 
+def _take_rows(rows: Tensor, columns: Tensor) -> Tensor:
+    """Return some rows of each cell, ``(A, C, r, d)``, from rows ``(A, C, R, d)`` and their places ``(C, r)``."""
+    return rows[:, torch.arange(len(columns), device=columns.device)[:, None], columns]
+
+
 def merge_blocks(blocks: Sequence[FeatureBlock]) -> list[FeatureBlock]:
     """Return blocks with rows of the same width joined, so that one product scores them all."""
     merged: list[FeatureBlock] = []
@@ -381,15 +408,15 @@ def _fit_user_attack(attack: Any, sets: TrainingSets, number: int, data: Evaluat
     return fitted
 
 
-def _make_row_map(fitted: Any) -> Any:
+def _make_row_map(fitted: Any, dtype: torch.dtype) -> Any:
     if not hasattr(fitted, "attack"):
         return lambda rows, _: rows
 
     def map_rows(rows: Tensor, side: SideName) -> Tensor:
         if side == "original":
-            mapped: Tensor = fitted.attack(rows, None)[0]
+            mapped: Tensor = fitted.attack(rows.to(dtype), None)[0]
         else:
-            mapped = fitted.attack(None, rows)[1]
+            mapped = fitted.attack(None, rows.to(dtype))[1]
         return mapped.detach()
 
     return map_rows

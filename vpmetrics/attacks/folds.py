@@ -156,15 +156,23 @@ def label_pairs(
     return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
 
 
-def sample_cells(side: CellRows) -> CellRows:
+class Sample(NamedTuple):
+    """Some rows of each cell: their columns ``(C, r)``, whether one is taken, and the new code of its speaker."""
+
+    columns: Tensor
+    is_taken: Tensor
+    code: Tensor
+
+
+def choose_sample(side: CellRows) -> Sample | None:
     """Return some rows of some speakers of each cell, evenly spaced; the speakers are numbered anew.
 
-    Where there are few rows, all of them are taken.
+    None where there are few rows: all of them are taken.
     """
     num_cells, longest = side.code.shape
     most = max(2 * _SAMPLED_PER_SPEAKER, int((_SAMPLED_PAIRS / num_cells) ** 0.5))
     if longest <= most:
-        return side
+        return None
     num_speakers = (side.code.amax(1, keepdim=True) + 1).clamp(min=1)  # (C, 1)
     per_speaker = (most // num_speakers).clamp(min=_SAMPLED_PER_SPEAKER)
     wanted = torch.minimum(num_speakers, most // per_speaker)
@@ -179,5 +187,12 @@ def sample_cells(side: CellRows) -> CellRows:
     share = torch.minimum(size, per_speaker)
     is_taken = is_kept & ((place - start) * share % size < share)
     columns = (~is_taken).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
-    taken = replace(side, code=new_code, is_row=is_taken).take_columns(columns)
-    return replace(taken, code=torch.where(taken.is_row, taken.code, -2))
+    is_taken = is_taken.gather(1, columns)
+    return Sample(columns, is_taken, torch.where(is_taken, new_code.gather(1, columns), -2))
+
+
+def take_sample(side: CellRows, sample: Sample | None) -> CellRows:
+    """Return the rows of a sample; all rows where there is none."""
+    if sample is None:
+        return side
+    return replace(side.take_columns(sample.columns), code=sample.code, is_row=sample.is_taken)

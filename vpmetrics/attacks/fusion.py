@@ -14,8 +14,9 @@ one speaker. As many pairs of as many speakers overfit as much.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -29,6 +30,7 @@ from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns
 from vpmetrics._scores.scorers import FEW_PAIRS, SCORERS
 from vpmetrics._util.dtypes import is_finite_everywhere, wide_dtype, widen
+from vpmetrics._util.scalar import FULL_DISCLOSURE
 from vpmetrics._util.validation import warn_undefined
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import EvaluationData, Utterances, add_counts, renumber_speakers
@@ -48,10 +50,12 @@ from vpmetrics.attacks.folds import (
     NONTARGET,
     TARGET,
     CellRows,
+    Sample,
     arrange_in_cells,
     assign_folds,
+    choose_sample,
     label_pairs,
-    sample_cells,
+    take_sample,
 )
 from vpmetrics.attacks.linear import Plain
 from vpmetrics.attacks.logistic import fit_logistic_weights
@@ -70,15 +74,15 @@ _MEASURES: dict[str, Callable[[Steps], Tensor]] = {
     "tpr_at_1e-3_strongest": partial(tpr_at_fpr_of_steps, fpr=1e-3),
     "found_in_100": found_among_of_steps,
 }
-_BINS = 1 << 14  # of the fused score
+_BINS = 1 << 14  # of fused and of single scores
 _CELLS = 1 << 10  # of the axis that replicates are counted in
-_OWN_BINS, _OWN_RANGE = 1 << 10, 6.0  # of the standardised scores of single attacks
 _CLIP = 6.0  # standardised scores beyond it are clipped for the regression
 _LINEAR_RANGE = 4.0  # deviations up to which bins of the fused score are about equal
+_FEWEST_FOR_LIMIT = 32  # speakers fitted on, for a learning curve
 _CONSTANT = 1e-6  # deviation relative to the mean below which scores are equal but for rounding
 _MOST_TARGETS, _MOST_NONTARGETS = 1 << 12, 1 << 13  # pairs that weights are fitted on
-_ENTRIES_AT_ONCE = 1 << 23  # scores of all attacks held at a time
-_ROW_ENTRIES_AT_ONCE = 1 << 24  # entries of mapped rows held at a time
+_ENTRIES_AT_ONCE = 1 << 24  # scores of all attacks held at a time
+_ROW_ENTRIES_AT_ONCE = 1 << 25  # entries of mapped rows held at a time
 
 
 class AttackShare(NamedTuple):
@@ -103,6 +107,19 @@ class ReportedAttack(NamedTuple):
     share: Mapping[str, float]
 
 
+class LearningCurve(NamedTuple):
+    """D_ECE by the number of speakers that attacks are fitted on.
+
+    ``limit``: ``a`` of ``a + b / n`` through half and all of ``n`` speakers, at least the value of all; NaN where that
+    is within chance, or for fewer than 32 speakers.
+    """
+
+    num_speakers: int
+    from_half: Tensor
+    from_all: Tensor
+    limit: Tensor
+
+
 class FusedFold(NamedTuple):
     """Utterances of a fold whose embeddings are fused rows, and how a test is compared with a reference."""
 
@@ -117,6 +134,7 @@ class FusedResult:
     ``measures``: by key, of the chosen branch. ``by_profile``: D_ECE by key of the profile, each at least that of the
     profiles it includes. ``profile``: number of the chosen profile; None where plain comparison finds at least as much,
     then ``plain_encoder`` and ``is_negated`` tell which one. ``attacks``: the table of attacks by themselves.
+    ``curve``: the learning curve, where it was asked for.
     ``replicates``: measures of all speakers and without each group, ``(1 + G,)``.
     """
 
@@ -128,6 +146,7 @@ class FusedResult:
     plain_encoder: int = 0
     is_negated: bool = False
     attacks: tuple[AttackShare, ...] = ()
+    curve: LearningCurve | None = None
     replicates: dict[str, Tensor] | None = None
 
     @property
@@ -162,7 +181,7 @@ class _ConditionFusion:
 
     ``mean``, ``deviation`` ``(C, A)`` of the scores of each cell. ``weights`` ``(C, 2 P, A)``: of each profile, for
     speakers and then for permuted ones. ``scale`` ``(2 P,)``: deviation of each fused score. ``shares``
-    ``(P, A)``, ``own_d_ece`` ``(A,)``.
+    ``(P, A)``. ``own_counts`` ``(A, 3, B)``: sampled pairs by the score of each feature.
     """
 
     condition: Condition
@@ -174,9 +193,8 @@ class _ConditionFusion:
     weights: Tensor
     scale: Tensor
     shares: Tensor
-    own_d_ece: Tensor
+    own_counts: Tensor
     has_both_kinds: bool = True
-    counts: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def is_same_rows(self) -> bool:
@@ -195,6 +213,7 @@ class FusedAttacker:
         conditions: Those that are asked for.
         observed: Moments of further pairs that attacks are also fitted on.
         enrolment: How speakers are enrolled, see :meth:`EvaluationData.sides`.
+        half: Fit on every other speaker of the other folds, from this one on; None for all of them.
     """
 
     def __init__(
@@ -204,6 +223,7 @@ class FusedAttacker:
         conditions: Sequence[Condition],
         observed: MomentSums | None = None,
         enrolment: Literal["utterance", "speaker"] | None = None,
+        half: Literal[0, 1] | None = None,
     ) -> None:
         count = max(1, len(data.encoders))
         self._encoders = [_prepare(data.of_encoder(index)) for index in range(count)]
@@ -213,7 +233,14 @@ class FusedAttacker:
         self.processes, self.enrolment = data.processes, enrolment
         self._observed = observed if count == 1 else None  # moments of one encoder say nothing about another
         self.folds = assign_folds(self.data)
+        self._all_encoders, self._half = data, half
+        self._is_fitted_on = torch.ones_like(self.folds.code, dtype=torch.bool)
+        if half is not None:
+            self._is_fitted_on = self.folds.code % 2 == half
         self._fusions: dict[str, _ConditionFusion] = {}
+        self._arranged: list[tuple[Utterances, torch.dtype, CellRows]] = []
+        self._samples: list[tuple[CellRows, Sample | None]] = []
+        self._kept_blocks: dict[str, list[FeatureBlock]] = {}  # all features of the last condition, where these are few
 
     def report_attacks(self, results: Mapping[str, FusedResult]) -> tuple[ReportedAttack, ...]:
         """Return all attacks, with what each finds by itself, and its share, in the results by condition."""
@@ -228,6 +255,31 @@ class FusedAttacker:
             share = {condition: entry.share for condition, entry in known.items()}
             reported.append(ReportedAttack(name.name, name.needs, d_ece, share))
         return tuple(reported)
+
+    def learning_curve(
+        self, condition: Condition, result: FusedResult, plain: StepsOfBothSigns | Sequence[StepsOfBothSigns] = ()
+    ) -> LearningCurve:
+        """Return what the attacker learns from half of the speakers and from all, and the limit of many speakers.
+
+        Maps and weights are fitted again on either half of the speakers of the other folds; the attacked trials stay
+        the same. See :class:`LearningCurve`.
+        """
+        value = result.measures["d_ece_strongest"]
+        undefined = torch.full_like(value, torch.nan)
+        number = self.folds.fewest_training_speakers
+        if number < _FEWEST_FOR_LIMIT or bool(value.isnan()):
+            return LearningCurve(number, undefined, value, undefined)
+        halves = []
+        for half in (0, 1):
+            attacker = FusedAttacker(
+                self._all_encoders, self.attacks, [condition], self._observed, self.enrolment, 0 if half == 0 else 1
+            )
+            halves.append(attacker.result(condition, plain=plain).measures["d_ece_strongest"])
+        from_half = torch.stack(halves).mean()
+        # D(n) = a + b / n for half and all of the speakers.
+        limit = (2 * value - from_half).clamp(max=FULL_DISCLOSURE)
+        limit = torch.maximum(limit, value)
+        return LearningCurve(number, from_half, value, torch.where(value > result.chance, limit, torch.nan))
 
     def fused_folds(self, condition: Condition, result: FusedResult) -> list[FusedFold]:
         """Return the utterances of each fold, with what the chosen branch compares; an empty list where undefined."""
@@ -245,10 +297,18 @@ class FusedAttacker:
         return folds
 
     @cached_property
+    def _is_finite(self) -> bool:
+        given = list(self._observed or ())
+        for data in self._encoders:
+            given += [data.original.embeddings, data.protected.embeddings]
+        return bool(torch.stack([is_finite_everywhere(values) for values in given]).all())
+
+    @cached_property
     def _features(self) -> list[AttackFeatures]:
         features = []
+        settings = (self.attacks, self.conditions, self._observed, self.enrolment, self._is_fitted_on)
         for data, name in zip(self._encoders, self._encoder_names, strict=True):
-            of_encoder = AttackFeatures(data, self.folds, self.attacks, self.conditions, self._observed, self.enrolment)
+            of_encoder = AttackFeatures(data, self.folds, *settings)
             of_encoder.name_encoder(name)
             features.append(of_encoder)
         return features
@@ -279,14 +339,12 @@ class FusedAttacker:
             )
 
     def _find_reason_undefined(self, condition: Condition) -> str | None:
-        given = list(self._observed or ())
-        for data in self._encoders:
-            given += [data.original.embeddings, data.protected.embeddings]
         if self.folds.num_folds == 0:
             return f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
-        if not bool(torch.stack([is_finite_everywhere(values) for values in given]).all()):
+        if not self._is_finite:
             return "Some embeddings, measured or observed, are not finite."
-        if not self._fuse(condition).has_both_kinds:
+        enrolment, test = self.data.sides(condition, self.enrolment)
+        if len(enrolment) == 0 or len(test) == 0 or not self._fuse(condition).has_both_kinds:
             return f"There are no trials of one kind to attack in {condition.name}."
         return None
 
@@ -355,23 +413,30 @@ class FusedAttacker:
         """Score a sample of pairs by every feature, standardise, and fit the weights of each profile."""
         enrolment, test = self._arrange(condition)
         is_same_rows = enrolment[0] is test[0]
-        sampled_enrolment = [sample_cells(cells) for cells in enrolment]
-        sampled_test = sampled_enrolment if is_same_rows else [sample_cells(cells) for cells in test]
-        kinds = label_pairs(sampled_enrolment[0], sampled_test[0], condition, is_same_rows)
-        all_folds = range(self.folds.num_folds)
-        blocks = self._compare_rows(condition, sampled_enrolment, sampled_test, all_folds)
         labels = [label for features in self._features for label in features.labels(condition)]
+        all_folds = range(self.folds.num_folds)
+        columns = self._choose_sample(enrolment[0]), self._choose_sample(test[0])
+        sampled_enrolment = [take_sample(cells, columns[0]) for cells in enrolment]
+        sampled_test = sampled_enrolment if is_same_rows else [take_sample(cells, columns[1]) for cells in test]
+        kinds = label_pairs(sampled_enrolment[0], sampled_test[0], condition, is_same_rows)
+        if len(self._cut_folds(enrolment, test, len(labels))) == 1:  # all rows are mapped once
+            kept = self._compare_rows(condition, enrolment, test, all_folds)
+            self._kept_blocks = {condition.name: kept}
+            blocks = [block.take_columns(*columns) for block in kept]
+        else:
+            blocks = self._compare_rows(condition, sampled_enrolment, sampled_test, all_folds)
         scores = widen(gather_scores(blocks, len(labels)))  # (C, A, r, r')
         standardised, mean, deviation = standardise_in_cells(scores, kinds)
         cell_fold = torch.arange(len(kinds), device=kinds.device) // self.folds.num_partitions
-        sample = _SampledPairs.from_cells(standardised, kinds, cell_fold)
+        is_fitted_on = self._mark_pairs_fitted_on(condition, sampled_enrolment[0], sampled_test[0])
+        sample = _SampledPairs.from_cells(standardised, kinds.masked_fill(~is_fitted_on, NO_TRIAL), cell_fold)
         weights, shares = self._fit_weights(sample, labels)
         fused = torch.einsum("kqa,kan->kqn", weights[cell_fold], standardised.flatten(2))
         is_trial = (kinds != NO_TRIAL).flatten(1)[:, None]
         scale = (torch.where(is_trial, fused.square(), 0).sum((0, 2)) / is_trial.sum()).sqrt()
         return _ConditionFusion(
             condition, enrolment, test, labels, mean, deviation, weights[cell_fold],
-            torch.where(scale > 0, scale, 1), shares, own_disclosure(standardised, kinds), sample.has_both_kinds,
+            torch.where(scale > 0, scale, 1), shares, count_single_attacks(standardised, kinds), sample.has_both_kinds,
         )  # fmt: skip
 
     def _arrange(self, condition: Condition) -> tuple[list[CellRows], list[CellRows]]:
@@ -384,10 +449,32 @@ class FusedAttacker:
                 dtype = torch.float32
             if self.enrolment == "speaker" and first is not second:  # means are not of unit length
                 first = replace(first, embeddings=divide_by_norm(first.embeddings))
-            cells = arrange_in_cells(first, self.folds, dtype)
-            enrolment.append(cells)
-            test.append(cells if first is second else arrange_in_cells(second, self.folds, dtype))
+            enrolment.append(self._arrange_side(first, dtype))
+            test.append(self._arrange_side(second, dtype))
         return enrolment, test
+
+    def _mark_pairs_fitted_on(self, condition: Condition, enrolment: CellRows, test: CellRows) -> Tensor:
+        """Return which pairs ``(C, r, r')`` have two speakers that weights may be fitted on."""
+        sides = self.data.sides(condition, self.enrolment)
+        is_row = self._is_fitted_on[sides[0].speaker_index][enrolment.row]
+        is_column = self._is_fitted_on[sides[1].speaker_index][test.row]
+        return is_row[:, :, None] & is_column[:, None]
+
+    def _arrange_side(self, side: Utterances, dtype: torch.dtype) -> CellRows:
+        """Return the rows of a side in their cells; conditions share the object."""
+        for known, of_dtype, cells in self._arranged:
+            if known is side and of_dtype == dtype:
+                return cells
+        cells = arrange_in_cells(side, self.folds, dtype)
+        self._arranged.append((side, dtype, cells))
+        return cells
+
+    def _choose_sample(self, cells: CellRows) -> Sample | None:
+        for known, sample in self._samples:
+            if known is cells:
+                return sample
+        self._samples.append((cells, choose_sample(cells)))
+        return self._samples[-1][1]
 
     def _fit_weights(self, sample: _SampledPairs, labels: Sequence[AttackName]) -> tuple[Tensor, Tensor]:
         """Return the weights ``(K, 2 P, A)`` of each fold, and the share of each feature in each profile ``(P, A)``."""
@@ -418,16 +505,21 @@ class FusedAttacker:
     # --- Scoring
 
     def _chunks(self, fusion: _ConditionFusion) -> list[range]:
+        return self._cut_folds(fusion.enrolment, fusion.test, len(fusion.labels))
+
+    def _cut_folds(self, enrolment: Sequence[CellRows], test: Sequence[CellRows], num_features: int) -> list[range]:
         """Return the folds that are worked on at a time, so that their mapped rows fit into memory."""
-        num_rows = fusion.enrolment[0].code.shape[1] + fusion.test[0].code.shape[1]
-        width = sum(cells.embeddings.shape[-1] for cells in fusion.enrolment)
-        per_fold = num_rows * self.folds.num_partitions * width * max(1, len(fusion.labels) // len(fusion.enrolment))
+        num_rows = enrolment[0].code.shape[1] + test[0].code.shape[1]
+        width = sum(cells.embeddings.shape[-1] for cells in enrolment)
+        per_fold = num_rows * self.folds.num_partitions * width * max(1, num_features // len(enrolment))
         count = max(1, min(self.folds.num_folds, _ROW_ENTRIES_AT_ONCE // max(1, per_fold)))
         starts = range(0, self.folds.num_folds, count)
         return [range(start, min(start + count, self.folds.num_folds)) for start in starts]
 
     def _compare(self, fusion: _ConditionFusion, folds: range) -> list[FeatureBlock]:
         """Return the features of all pairs of some folds."""
+        if fusion.condition.name in self._kept_blocks:
+            return self._kept_blocks[fusion.condition.name]
         cells = self._cells_of(folds)
         enrolment = [rows.select_cells(cells) for rows in fusion.enrolment]
         test = enrolment if fusion.is_same_rows else [rows.select_cells(cells) for rows in fusion.test]
@@ -491,9 +583,9 @@ class FusedAttacker:
             plain = [*plain, counts_of_encoder]
             plain_replicates = [*plain_replicates, *replicates_of_encoder]
         counts = widen(self._count_pairs(fusion))
-        steps = join_steps_of_both(counts)
-        of_profiles = {key: measure(steps) for key, measure in _MEASURES.items()}
-        d_ece, chance = of_profiles["d_ece_strongest"].split(len(PROFILES))
+        steps = join_all_steps(counts, widen(fusion.own_counts))
+        num_profiles, num_features = len(PROFILES), len(fusion.labels)
+        d_ece, chance, own = expected_disclosure(steps).split([num_profiles, num_profiles, 2 * num_features])
         # Plain comparison, with its negation, is the first profile before its sign is chosen.
         floor = torch.stack([expected_disclosure(each) for both in plain for each in both] or [d_ece.new_zeros(())])
         best_plain, best_profile = int(floor.argmax()), int(d_ece.argmax())
@@ -501,14 +593,13 @@ class FusedAttacker:
         is_plain = bool(plain) and bool(floor[best_plain] >= d_ece[best_profile])
         if is_plain:
             chosen = plain[best_plain // 2][best_plain % 2]
-            measures = {key: measure(chosen) for key, measure in _MEASURES.items()}
             replicates = plain_replicates[best_plain // 2][best_plain % 2] if plain_replicates else None
         else:
-            measures = {key: values[best_profile] for key, values in of_profiles.items()}
+            chosen = take_row(steps, best_profile)
             replicates = None
             if groups is not None:
-                chosen = steps_of_counts(counts[2 * best_profile], is_permuted=False)
                 replicates = self._count_replicates(fusion, 2 * best_profile, chosen, groups)
+        measures = {key: measure(chosen) for key, measure in _MEASURES.items()}
         return FusedResult(
             measures=measures,
             chance=chance.amax(),
@@ -517,7 +608,7 @@ class FusedAttacker:
             profile=None if is_plain else best_profile,
             plain_encoder=best_plain // 2,
             is_negated=is_plain and best_plain % 2 == 1,
-            attacks=self._tabulate_attacks(fusion),
+            attacks=tabulate_attacks(fusion, own.view(2, -1).amax(0)),
             replicates=None if replicates is None else _measure_replicates(measures, replicates),
         )
 
@@ -535,15 +626,6 @@ class FusedAttacker:
 
         counted = count_replicates(pairs, scores, groups, self.data.speakers)
         return scores.counts, [counted.measure_input.counts]
-
-    def _tabulate_attacks(self, fusion: _ConditionFusion) -> tuple[AttackShare, ...]:
-        """Return what each attack finds by itself, and its share of the richest profile."""
-        names = list(dict.fromkeys(fusion.labels))
-        place = torch.tensor([names.index(label) for label in fusion.labels], device=fusion.mean.device)
-        d_ece = fusion.own_d_ece.new_full((len(names),), -torch.inf).scatter_reduce(0, place, fusion.own_d_ece, "amax")
-        share = fusion.own_d_ece.new_zeros(len(names)).index_add(0, place, fusion.shares[-1])
-        table = torch.stack([d_ece, share], dim=1).tolist()
-        return tuple(AttackShare(*name, *values) for name, values in zip(names, table, strict=True))
 
     def _count_replicates(self, fusion: _ConditionFusion, number: int, steps: Steps, groups: JackknifeGroups) -> Steps:
         """Return the trial counts by one fused score, of all speakers and without each group, ``(1 + G, S)``."""
@@ -610,6 +692,18 @@ class _SampledPairs(NamedTuple):
         cell = places // per_cell
         values = scores.flatten(2)[cell, :, places % per_cell].clamp(-_CLIP, _CLIP)
         return cls(values, flat_kinds[places], cell_fold[cell], has_both_kinds)
+
+
+def tabulate_attacks(fusion: _ConditionFusion, own_d_ece: Tensor) -> tuple[AttackShare, ...]:
+    """Return what each attack finds by itself, its best setting, and its share of the richest profile."""
+    names = list(dict.fromkeys(fusion.labels))
+    table = torch.stack([own_d_ece, fusion.shares[-1]]).tolist()
+    d_ece = dict.fromkeys(names, -math.inf)
+    share = dict.fromkeys(names, 0.0)
+    for label, bits, part in zip(fusion.labels, *table, strict=True):
+        d_ece[label] = max(d_ece[label], bits)
+        share[label] += part
+    return tuple(AttackShare(*name, d_ece[name], share[name]) for name in names)
 
 
 def _prepare(data: EvaluationData) -> EvaluationData:
@@ -696,17 +790,14 @@ def share_of_distance(weights: Tensor, scores: Tensor, kind: Tensor) -> Tensor:
     return (distance / distance.sum(-1, keepdim=True)).nan_to_num(0, 0, 0)
 
 
-def own_disclosure(standardised: Tensor, kinds: Tensor) -> Tensor:
-    """Return D_ECE ``(A,)`` of each feature in its better direction, from scores ``(C, A, r, r')`` of all cells."""
+def count_single_attacks(standardised: Tensor, kinds: Tensor) -> Tensor:
+    """Return the counts ``(A, 3, B)`` by the score of each feature, from scores ``(C, A, r, r')`` of all cells."""
     num_features = standardised.shape[1]
-    bins = ((standardised / _OWN_RANGE + 1) * (_OWN_BINS / 2)).clamp(0, _OWN_BINS - 1).to(torch.int32)
-    first_slot = torch.arange(num_features, dtype=torch.int32, device=bins.device) * ((NO_TRIAL + 1) * _OWN_BINS)
-    counts = torch.zeros(num_features, NO_TRIAL + 1, _OWN_BINS, dtype=torch.int32, device=bins.device)
-    add_counts(counts.view(-1), bins + kinds[:, None] * _OWN_BINS + first_slot[:, None, None])
-    steps = steps_of_counts(widen(counts[:, :NO_TRIAL]), is_permuted=False)
-    both = torch.stack([steps.targets, steps.targets.flip(-1)])
-    others = torch.stack([steps.nontargets, steps.nontargets.flip(-1)])
-    return expected_disclosure(Steps(steps.edges, both, others)).amax(0)
+    first_slot = torch.arange(num_features, dtype=torch.int32, device=kinds.device) * ((NO_TRIAL + 1) * _BINS)
+    counts = torch.zeros(num_features, NO_TRIAL + 1, _BINS, dtype=torch.int32, device=kinds.device)
+    slots = assign_bins(standardised) + kinds[:, None] * _BINS + first_slot[:, None, None]
+    add_counts(counts.view(-1), slots)
+    return counts[:, :NO_TRIAL]
 
 
 def steps_of_counts(counts: Tensor, is_permuted: bool) -> Steps:
@@ -716,12 +807,25 @@ def steps_of_counts(counts: Tensor, is_permuted: bool) -> Steps:
     return Steps(edges, next_speaker, nontargets) if is_permuted else Steps(edges, targets, nontargets + next_speaker)
 
 
-def join_steps_of_both(counts: Tensor) -> Steps:
-    """Return the steps ``(2 P, B)`` of counts ``(2 P, 3, B)``: of speakers in all profiles, then of permuted ones."""
-    real = steps_of_counts(counts[0::2], is_permuted=False)
-    permuted = steps_of_counts(counts[1::2], is_permuted=True)
-    targets = torch.cat([real.targets, permuted.targets])
-    return Steps(real.edges, targets, torch.cat([real.nontargets, permuted.nontargets]))
+def take_row(steps: Steps, row: int) -> Steps:
+    """Return one row of steps ``(..., S)``, with the pools that are known already."""
+    one = Steps(steps.edges, steps.targets[row], steps.nontargets[row])
+    one.__dict__["block_of_step"] = steps.block_of_step[row]
+    return one
+
+
+def join_all_steps(fused: Tensor, own: Tensor) -> Steps:
+    """Return the steps ``(2 P + 2 A, B)`` of all that is calibrated, so that one PAV serves it.
+
+    ``fused`` ``(2 P, 3, B)`` holds each profile, for speakers and for permuted ones; ``own`` ``(A, 3, B)`` single
+    features. First come all profiles, then those of permuted speakers, single features, and these with negated scores.
+    """
+    real = steps_of_counts(fused[0::2], is_permuted=False)
+    permuted = steps_of_counts(fused[1::2], is_permuted=True)
+    single = steps_of_counts(own, is_permuted=False)
+    targets = [real.targets, permuted.targets, single.targets, single.targets.flip(-1)]
+    nontargets = [real.nontargets, permuted.nontargets, single.nontargets, single.nontargets.flip(-1)]
+    return Steps(real.edges, torch.cat(targets), torch.cat(nontargets))
 
 
 def cut_into_blocks(
@@ -731,7 +835,7 @@ def cut_into_blocks(
     num_cells, num_rows = enrolment.code.shape
     num_columns = test.code.shape[1]
     most = max(1, _ENTRIES_AT_ONCE // max(1, num_features * num_cells))
-    columns_at_once = min(num_columns, max(64, int(most**0.5)))
+    columns_at_once = num_columns if 32 * num_columns <= most else max(64, int(most**0.5))
     rows_at_once = max(1, most // columns_at_once)
     for start in range(0, num_rows, rows_at_once):
         for first in range(0, num_columns, columns_at_once):

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 RIDGE = 1e-3  # on weights of standardised scores
-_STEPS = 8  # of Newton; the last changes weights by less than 1e-3 where classes overlap
+_STEPS = 5  # of Newton; more change D_ECE by less than .002
 _SHARES_OF_STEP = (1.0, 0.5, 0.25, 0.0625)  # of which the one with the least cost is taken
 
 
@@ -42,7 +42,7 @@ def fit_logistic_weights(
     ridge = torch.full_like(columns[0], RIDGE)
     ridge[-1] = torch.finfo(torch.float32).eps  # of the intercept
     diagonal = ridge.diag()
-    used = torch.ones(len(pair_weights), num_weights, dtype=scores.dtype, device=scores.device)
+    used = scores.new_ones(len(pair_weights), num_weights)
     if is_used is not None:
         used[:, :-1] = is_used.to(scores)
     used_pairs = used[:, :, None] * used[:, None, :]

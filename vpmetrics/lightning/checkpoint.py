@@ -27,7 +27,7 @@ from vpmetrics.lightning.trainers import (
 )
 
 _REJECTED = ("monitor", "save_top_k", "every_n_train_steps", "train_time_interval", "enable_version_counter")
-_FAMILIES_AFTER_ATTACKS = ("headline", "attack", "attacked_population", "conversation", "found")
+_FAMILIES_AFTER_ATTACKS = ("headline", "attack", "attack_limit", "attacked_population", "conversation", "found")
 
 
 @dataclass(frozen=True)

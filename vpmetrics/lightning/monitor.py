@@ -43,7 +43,9 @@ _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
 _OBSERVED = ("original", "protected", "speakers", "sessions")  # arguments of VoicePrivacy.observe
 CONDITIONS_SUFFIX = "_conditions"  # of the prefix, for the numbers of one condition
 # Families of the registry that need attacks or conversations.
-_EXPENSIVE_FAMILIES = frozenset({"attack", "attacked_population", "conversation", "found", "headline", "worst"})
+_EXPENSIVE_FAMILIES = frozenset(
+    {"attack", "attack_limit", "attacked_population", "conversation", "found", "headline", "worst"}
+)
 
 
 class PrivacyMonitor(CallbackBase):

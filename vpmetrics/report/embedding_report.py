@@ -121,7 +121,7 @@ def report_condition(
 
     attacks_part = None
     if attacks is not None and condition.name != "OO" and ATTACKED_PARTS & parts:
-        attacks_part = compute_attacks(attacks, condition, scored, risk_groups)
+        attacks_part = compute_attacks(attacks, condition, scored, risk_groups, has_limit=Part.ATTACK_LIMIT in parts)
         collected.add(attacks_part.scalars, attacks_part.replicates)
 
     folds = _compute_risks(

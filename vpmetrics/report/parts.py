@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -69,6 +69,7 @@ class Part(Enum):
     SPEAKERS = "speakers"
     WORST_SPEAKER = "worst speaker"
     ATTACKS = "attacks"
+    ATTACK_LIMIT = "attack limit"
     FOUND = "found among 100"
     CONVERSATIONS = "conversations"
     POPULATION = "population"
@@ -86,6 +87,7 @@ PART_OF_FAMILY = {
     "speaker": Part.SPEAKERS,
     "worst": Part.WORST_SPEAKER,
     "attack": Part.ATTACKS,
+    "attack_limit": Part.ATTACK_LIMIT,
     "found": Part.FOUND,
     "conversation": Part.CONVERSATIONS,
     "population": Part.POPULATION,
@@ -93,7 +95,7 @@ PART_OF_FAMILY = {
     "calibration": Part.CALIBRATION,
 }
 
-ATTACKED_PARTS = frozenset([Part.ATTACKS, Part.ATTACKED_POPULATION])
+ATTACKED_PARTS = frozenset([Part.ATTACKS, Part.ATTACK_LIMIT, Part.ATTACKED_POPULATION])
 RISK_PARTS = frozenset([Part.FOUND, Part.CONVERSATIONS, Part.WORST_SPEAKER])
 
 
@@ -319,9 +321,16 @@ def compute_speakers(
 
 
 def compute_attacks(
-    attacks: FusedAttacker, condition: Condition, scored: ScoresPart, groups: JackknifeGroups | None
+    attacks: FusedAttacker,
+    condition: Condition,
+    scored: ScoresPart,
+    groups: JackknifeGroups | None,
+    has_limit: bool = False,
 ) -> AttacksPart:
-    """Compute what the fused attacker learns in a condition; never less than by plain comparison."""
+    """Compute what the fused attacker learns in a condition; never less than by plain comparison.
+
+    ``has_limit``: whether also what it would learn from very many speakers, which needs two more fits.
+    """
     plain_replicates = None
     if scored.counts is not None:
         plain_replicates = scored.counts.measure_input.counts
@@ -329,7 +338,12 @@ def compute_attacks(
     replicates = None
     if groups is not None and strongest.replicates is not None:
         replicates = make_jackknife(strongest.replicates, groups)
-    return AttacksPart(strongest.scalars(), replicates, strongest)
+    scalars = strongest.scalars()
+    if has_limit:
+        curve = attacks.learning_curve(condition, strongest, scored.scores.counts)
+        scalars["attack_limit"] = curve.limit
+        strongest = replace(strongest, curve=curve)
+    return AttacksPart(scalars, replicates, strongest)
 
 
 def compute_found(scored: ScoresPart, groups: JackknifeGroups | None) -> FoundPart:

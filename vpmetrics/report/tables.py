@@ -196,7 +196,7 @@ def attribute_cell(numbers: Mapping[str, float], key: str) -> Cell:
 
 def has_conditions(entry: Scalar) -> bool:
     """Return whether there is one such number for each condition."""
-    return entry.family in (*OF_CONDITION, *OF_POPULATION, "attack")
+    return entry.family in (*OF_CONDITION, *OF_POPULATION, "attack", "attack_limit")
 
 
 def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = "") -> list[str]:
