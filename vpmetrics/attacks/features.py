@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from vpmetrics._scores.scorers import FEW_PAIRS
 from vpmetrics._util.dtypes import at_least_float32
 from vpmetrics._utterances.conditions import Condition, SideName
 from vpmetrics._utterances.utterances import EvaluationData, Utterances, find_indices, take_evenly
@@ -159,6 +160,8 @@ class AttackFeatures:
         is_fitted_on: Tensor | None = None,
     ) -> None:
         self.data, self.folds, self.enrolment, self._is_fitted_on = data, folds, enrolment, is_fitted_on
+        # Many pairs are compared in float32, and maps of that type take half of the memory.
+        self._is_large = len(data.protected) ** 2 > FEW_PAIRS
         is_needed = {condition.is_same_side for condition in conditions}
         wanted = [attack for attack in attacks if any(is_made_for(attack, same) for same in is_needed)]
         self._fit(wanted, observed)
@@ -197,6 +200,8 @@ class AttackFeatures:
             return
         for view in attack.views or sets.views:
             solution = attack.solve(sets, view, attack.settings)
+            if self._is_large and isinstance(solution, Solution):
+                solution = solution.to(torch.float32)
             self.fitted.append(FittedAttack(attack, label, solution, sets.num_sets, len(attack.settings)))
 
     def _fit_on_observed(self, attacks: Sequence[Any], observed: MomentSums) -> None:
@@ -383,9 +388,13 @@ def merge_blocks(blocks: Sequence[FeatureBlock]) -> list[FeatureBlock]:
             by_shape.setdefault((block.enrolment.shape[-1], block.is_cosine), []).append(block)
     for (_, is_cosine), parts in by_shape.items():
         features = [number for part in parts for number in part.features]
-        enrolment = torch.cat([part.enrolment for part in parts if part.enrolment is not None])
         is_same = all(part.enrolment is part.test for part in parts)
-        test = enrolment if is_same else torch.cat([part.test for part in parts if part.test is not None])
+        rows = [part.enrolment for part in parts if part.enrolment is not None]
+        others = [part.test for part in parts if part.test is not None]
+        parts.clear()  # a side is copied while the other is no longer held twice
+        enrolment = torch.cat(rows)
+        rows.clear()
+        test = enrolment if is_same else torch.cat(others)
         merged.append(FeatureBlock(features, enrolment, test, is_cosine=is_cosine))
     return merged
 

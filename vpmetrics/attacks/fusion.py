@@ -834,7 +834,10 @@ def cut_into_blocks(
     """Yield slices of enrolment and test rows, so that the scores of all features fit into memory."""
     num_cells, num_rows = enrolment.code.shape
     num_columns = test.code.shape[1]
-    most = max(1, _ENTRIES_AT_ONCE // max(1, num_features * num_cells))
+    entries = _ENTRIES_AT_ONCE
+    if enrolment.embeddings.dtype == torch.float32:  # many pairs: memory counts more than the number of products
+        entries //= 4
+    most = max(1, entries // max(1, num_features * num_cells))
     columns_at_once = num_columns if 32 * num_columns <= most else max(64, int(most**0.5))
     rows_at_once = max(1, most // columns_at_once)
     for start in range(0, num_rows, rows_at_once):

@@ -27,7 +27,7 @@ _CONSTANT = 1e-6  # a dimension is constant if its standard deviation over its l
 _ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
 _UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, standardised rows are also tried
 _RANK = 1e-10  # of the mean variance: directions below it are not used
-_ENTRIES_AT_ONCE = 1 << 22  # entries of normalised rows held at a time
+_ENTRIES_AT_ONCE = 1 << 20  # entries of normalised rows held at a time
 _ROWS_AT_ONCE = 1 << 12  # observed rows widened at a time
 
 

@@ -76,6 +76,14 @@ class Solution(NamedTuple):
                 rows = rows @ step.to(rows) if isinstance(step, Tensor) else step(rows)
         return rows if rows.dim() == 4 else rows[None]
 
+    def to(self, dtype: torch.dtype) -> Solution:
+        """Return the solution with matrices of another dtype."""
+
+        def convert(steps: Steps) -> Steps:
+            return tuple(step.to(dtype) if isinstance(step, Tensor) else step for step in steps)
+
+        return Solution(convert(self.original), convert(self.protected))
+
     def split_normaliser(self, side: SideName) -> tuple[RowNormaliser | None, Solution]:
         """Return the normaliser that the steps of a side begin with, and the solution without it."""
         steps = self.original if side == "original" else self.protected
