@@ -269,8 +269,10 @@ def _largest_of_conditions(
         known = [scalar_key(condition, key) for condition in hidden_conditions(conditions)]
         known = [each for each in known if each in scalars]
         largest = largest_key(conditions, scalars, key)
-        if known:
-            values[name] = widen(scalars[largest or known[0]])
+        if largest is not None:
+            values[name] = widen(scalars[largest])
+        elif known:
+            values[name] = torch.full_like(widen(scalars[known[0]]), torch.nan)
     return values
 
 

@@ -59,6 +59,11 @@ LARGEST_KEYS = {
     "found_in_100": "found_in_100",
     "found_in_100_conversation": "found_in_100_conversation",
 }
+UPPER_LIMITS = {
+    "d_ece_conversation": CONVERSATION.limit_high,
+    "found_in_100": FOUND.limit_high,
+    "found_in_100_conversation": FOUND.limit_high,
+}
 MAIN_RISKS = frozenset([CONVERSATION.name, SINGLE.name])
 
 
@@ -74,10 +79,19 @@ def disclosure_keys(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]
 
 
 def largest_key(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor], key: str) -> str | None:
-    """Return the key of the condition in which a number is largest; None where it is unknown in all of them."""
+    """Return the key of the condition in which a number is largest; None where that is unknown.
+
+    It is unknown where one of the conditions is, unless another one exceeds the upper limit by itself.
+    """
     candidates = [scalar_key(name, key) for name in hidden_conditions(conditions)]
-    known = [name for name in candidates if name in scalars and not bool(scalars[name].isnan())]
-    return max(known, key=lambda name: float(scalars[name])) if known else None
+    given = [name for name in candidates if name in scalars]
+    known = [name for name in given if not bool(scalars[name].isnan())]
+    if not known:
+        return None
+    largest = max(known, key=lambda name: float(scalars[name]))
+    if len(known) < len(given) and float(scalars[largest]) <= UPPER_LIMITS[key]:
+        return None
+    return largest
 
 
 def collect_risks(report: PrivacyReport) -> tuple[Risk, ...]:
