@@ -249,12 +249,13 @@ class AttackFeatures:
             number += fitted.num_settings
         return merge_blocks(blocks)
 
-    def name_encoder(self, name: str) -> None:
+    def name_encoder(self, encoder: str) -> None:
         """Add the name of the encoder to those of the attacks, where there are several."""
-        if name:
-            self.fitted = [
-                replace(each, label=each.label._replace(name=f"{each.label.name} on {name}")) for each in self.fitted
-            ]
+        named = []
+        for fitted in self.fitted:
+            label = fitted.label._replace(name=name_on_encoder(fitted.label.name, encoder))
+            named.append(replace(fitted, label=label))
+        self.fitted = named
 
     def labels(self, condition: Condition) -> list[AttackName]:
         """Return the attack that each feature of a condition belongs to."""
@@ -402,6 +403,11 @@ def merge_blocks(blocks: Sequence[FeatureBlock]) -> list[FeatureBlock]:
 def attack_name(attack: Any) -> str:
     """Return the name of an attack, or of its class."""
     return str(getattr(attack, "name", type(attack).__name__))
+
+
+def name_on_encoder(attack: str, encoder: str) -> str:
+    """Return the name of an attack on the embeddings of one of several encoders; without a name, of the only one."""
+    return f"{attack} on {encoder}" if encoder else attack
 
 
 def _fit_user_attack(attack: Any, sets: TrainingSets, number: int, data: EvaluationData) -> Any:

@@ -40,6 +40,7 @@ from vpmetrics.attacks.features import (
     AttackName,
     FeatureBlock,
     attack_name,
+    name_on_encoder,
     unit_length,
 )
 from vpmetrics.attacks.fold_rows import FoldRows, FoldRowsOfCondition, WeightedRows
@@ -244,7 +245,11 @@ class FusedAttacker:
 
     def report_attacks(self, results: Mapping[str, FusedResult]) -> tuple[ReportedAttack, ...]:
         """Return all attacks, with what each finds by itself, and its share, in the results by condition."""
-        names = [AttackName(attack_name(attack), getattr(attack, "needs", "")) for attack in self.attacks]
+        names = [
+            AttackName(name_on_encoder(attack_name(attack), encoder), getattr(attack, "needs", ""))
+            for encoder in self._encoder_names
+            for attack in self.attacks
+        ]
         found = {condition: {entry[:2]: entry for entry in result.attacks} for condition, result in results.items()}
         for entries in found.values():
             names += [AttackName(*name) for name in entries]
