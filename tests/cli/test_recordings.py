@@ -126,6 +126,11 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encode
     (system,) = evaluate(*files, "--strip-suffix", "_anon", *options)
     for key, value in system["scalars"].items():
         assert value == pytest.approx(expected["scalars"][key], abs=1e-6), key
+    assert (system["headline"]["encoder"], expected["headline"]["encoder"]) == ("bands.pt", "bands")
+    arrays = dict(np.load(files[1]))
+    np.savez(files[1], **{**arrays, "encoder": "another"})
+    run("evaluate", *files, "--strip-suffix", "_anon", expect=2)
+    assert "Expected both sides by the same encoder, but got another and bands.pt." in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:4 of 16 original embeddings equal", "ignore:Linkability needs 10 target trials")

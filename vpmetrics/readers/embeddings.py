@@ -278,11 +278,27 @@ def read_embeddings(
         notes += (NO_ORIGINALS,)
     notes += files.describe_inferred_speakers(columns[first_side], options)
     embeddings = mark_listed_references(_pack_columns(columns, notes), columns[first_side].utterances, options)
+    embeddings = embeddings._replace(encoders=_find_encoders(files, columns))
     if options.groups is None:
         return embeddings
     labels = embeddings.look_up_labels(read_map(options.groups, "utterance group"), options.groups)
     groups, group_names = Column(np.array(labels), None, options.groups).number_labels(len(labels))
     return embeddings._replace(groups=groups, group_names=group_names)
+
+
+def _find_encoders(files: EmbeddingFiles, columns: Mapping[str, Column]) -> tuple[Encoder, ...]:
+    """Return the encoder that the files name, as `vpmetrics embed` writes it; raise where both sides name others."""
+    names: dict[str, str] = {}
+    for side in [columns[role] for role in ("original", "protected") if role in columns]:
+        arrays = files.read_arrays(side.path) if Path(side.path).is_file() else None
+        if arrays is not None and "encoder" in arrays.by_name:
+            encoder = arrays.load("encoder")
+            if encoder.ndim == 0 and encoder.dtype.kind == "U":
+                names[side.path] = printable(encoder.item())
+    different = sorted(set(names.values()))
+    if len(different) > 1:
+        raise InputError(f"Expected both sides by the same encoder, but got {' and '.join(different)}.")
+    return tuple(Encoder(name, columns["protected"].values.shape[-1]) for name in different)
 
 
 def mark_listed_references(embeddings: Embeddings, row_names: Sequence[str] | None, options: RowOptions) -> Embeddings:
