@@ -25,7 +25,7 @@ def test_protected_embeddings_alone_give_pp(tmp_path, evaluate, voices):
     metric.update(None, voices.protected["B2"], voices.speakers)
     for key, value in metric.compute().items():
         assert system["scalars"][key] == pytest.approx(float(value), abs=1e-9), key
-    assert system["notes"][0] == NOTE
+    assert system["notes"] == [NOTE]
     assert not is_known(system["scalars"], "op_d_ece")
     assert not is_known(system["scalars"], "deid")
 

@@ -60,14 +60,17 @@ def evaluate_embeddings(
             rows = f"{zeros:,} of {len(values):,} rows of the {side} embeddings"
             notes.append(f"{name}: {rows} are all zero; no voice is in them")
     metric.reset()
+    warned: list[str] = []
     try:
-        with collect_notes(notes):
+        with collect_notes(warned):
             original = embeddings.by_encoder(embeddings.original)
             protected = embeddings.by_encoder(embeddings.protected)
             metric.update(original, protected, speakers, **labels)
             report = _name_speakers(metric.report(), embeddings.speaker_names)
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
+    # Without originals, a note says that OO and OP have no trials.
+    notes += [text for text in warned if embeddings.original is not None or not text.startswith("There are no trials")]
     notes += _note_wrong_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
     groups, names = {}, embeddings.speaker_names
     for label, group_report in report.groups.items():
