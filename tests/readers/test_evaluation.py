@@ -148,11 +148,11 @@ def test_compare_gives_differences_of_embedding_systems(files, tmp_path, capsys)
     pairs = {(d["first"], d["second"]): d for d in results_of(tmp_path / "out" / "results.json")["differences"]}
     assert set(pairs) == {("a", "b"), ("a", "c"), ("b", "c")}
     for pair in pairs.values():
-        assert pair["scalar"] == "disclosure"
+        assert pair["scalar"] == "disclosure_conversation"
         assert pair["told_apart"] == (pair["low"] > 0 or pair["high"] < 0)
     assert not pairs["a", "b"]["told_apart"]
     assert pairs["a", "c"]["told_apart"]
-    assert pairs["a", "c"]["probability_first_smaller"] < 0.025
+    assert pairs["a", "c"]["p_value"] < 0.05
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "not significant; lower for" in page
     assert "c discloses less" in page

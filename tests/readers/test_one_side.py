@@ -39,7 +39,6 @@ def test_trials_and_enrolments_without_originals_give_pp(evaluate, libri, libri_
     assert system["notes"] == [NOTE]
 
 
-@pytest.mark.xfail(reason="attacks on PP need originals", raises=IndexError, strict=False)
 def test_attacks_on_pp_are_tried_without_originals(evaluate, libri):
     (system,) = evaluate(*options_of(libri, original=None, **{"no-attacks": None}))
     assert system["scalars"]["pp_d_ece_strongest"] > 0

@@ -35,6 +35,7 @@ def test_score_files_match_the_reference_measures(tmp_path, evaluate_scores, voi
     assert system["utterances"] == 60
     measures = reference.verification.score_measures(*(values.numpy() for values in tensors_of(voices, trials)))
     expected = {**measures, "disclosure": max(measures["d_ece"], measures["d_ece_reversed"])}
+    assert 0 <= system["scalars"].pop("found_in_100") <= 1
     assert_scalars(system["scalars"], expected, atol=1e-12)
 
 
