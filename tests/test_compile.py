@@ -24,7 +24,7 @@ def loss(values):
     return LOSS(values[:24].detach() + 1, values[:24], torch.arange(24) % 4, SESSIONS)
 
 
-@pytest.mark.parametrize("function", [scores, loss], ids=["surrogate", "losses"])
+@pytest.mark.parametrize("function", [scores, pytest.param(loss, marks=pytest.mark.slow)], ids=["surrogate", "losses"])
 def test_surrogate_and_losses_compile_to_one_graph(function):
     torch._dynamo.reset()
     values = torch.randn(24, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)

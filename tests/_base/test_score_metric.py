@@ -141,6 +141,7 @@ def test_missing_or_invalid_speakers_raise(metric):
         assert not any(made.metric_state["scores"])
 
 
+@pytest.mark.slow
 def test_jackknife_covers_but_independent_trial_intervals_do_not():
     # The bench has the full figures: here 95 % of 40 sets are 38, give or take 3.
     found = Coverage({"d_ece": 0.1174, "eer": 0.3004, "min_cllr": 0.8273, "cllr": 0.8694})  # of 2,400 speakers

@@ -155,7 +155,10 @@ def test_chance_level_is_low_at_full_disclosure():
 # --- Nothing but the data decides
 
 
-@pytest.mark.parametrize("kind", ["bundled", "wide", "thin"])
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("kind", [pytest.param("bundled", marks=_SLOW), pytest.param("wide", marks=_SLOW), "thin"])
 def test_result_is_independent_of_threads_labels_and_row_order(kind):
     draw, threads, results = torch.Generator().manual_seed(1), torch.get_num_threads(), []
     if kind == "bundled":
