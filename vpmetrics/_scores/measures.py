@@ -61,7 +61,9 @@ def d_ece_term(true_llr: Tensor) -> Tensor:
 def expected_disclosure(steps: Steps) -> Tensor:
     """Return D_ECE in bits, ``(...)`` for steps ``(..., S)``."""
     llr, targets, nontargets = steps.blocks
-    return (weighted_mean(targets, d_ece_term(llr)) + weighted_mean(nontargets, d_ece_term(-llr))) / (2 * math.log(2))
+    terms = d_ece_term(torch.stack([llr, -llr]))
+    mean_of_class = weighted_mean(torch.stack([targets, nontargets]), terms)
+    return mean_of_class.sum(0) / (2 * math.log(2))
 
 
 def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:

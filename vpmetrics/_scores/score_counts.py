@@ -84,6 +84,12 @@ class Steps:
 
     def laplace_llr(self, trial_weight: int = 1) -> Tensor:
         """Return the finite ratio of every step under Laplace's rule; every trial counts ``trial_weight`` times."""
+        llr_by_weight: dict[int, Tensor] = self.__dict__.setdefault("_laplace_llr_by_weight", {})
+        if trial_weight not in llr_by_weight:
+            llr_by_weight[trial_weight] = self._compute_laplace_llr(trial_weight)
+        return llr_by_weight[trial_weight]
+
+    def _compute_laplace_llr(self, trial_weight: int) -> Tensor:
         # One label of each class below the lowest score and again above the highest; they merge blocks and split none.
         counts = [pad(trial_weight * part, (1, 1), value=1.0) for part in (self.blocks.targets, self.blocks.nontargets)]
         block = blocks_of_counts(*counts)
