@@ -131,7 +131,7 @@ def identify(
         >>> speakers = torch.arange(40) % 8
         >>> inputs = torch.randn(8, 16, generator=generator)[speakers] + torch.randn(40, 16, generator=generator)
         >>> identify(inputs, speakers).histogram
-        tensor([39.,  0.,  1.,  0.,  0.,  0.,  0.,  0.])
+        tensor([38.,  2.,  0.,  0.,  0.,  0.,  0.,  0.])
     """
     check_slopes(slope, len(inputs))
     trials = validate_and_form_trials(inputs, speakers, references, reference_speakers)
