@@ -194,5 +194,5 @@ def test_an_error_of_one_rank_is_raised_on_all(tmp_path, case, ranks):
     for results in fit_on_ranks(tmp_path, case, *ranks):
         errors = [error for error, _, _ in results]
         assert f"cannot use what `{step}` returned. Expected `protected` to have shape" in errors[1]
-        quoted = f"RuntimeError: Rank 1 of {len(errors)} raised ValueError: PrivacyMonitor cannot use"
+        quoted = f"RankError: Rank 1 of {len(errors)} raised ValueError: PrivacyMonitor cannot use"
         assert all(errors[rank].startswith(quoted) for rank in range(len(errors)) if rank != 1)
