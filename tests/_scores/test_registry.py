@@ -88,7 +88,7 @@ def test_budget_on_a_non_disclosure_raises(name, suffix):
 
 def test_budget_accepts_disclosures_and_unknown_names():
     for name in ("op_d_ece", "pp_alid", "across_d_ece_strongest", "op_d_ece_high", "my_leak"):
-        assert PrivacyCheckpoint(f"val/privacy/{name}").budgets == {f"val/privacy/{name}": 0.05}
+        assert PrivacyCheckpoint(f"val/privacy/{name}").budget == 0.05
 
 
 @pytest.mark.parametrize(

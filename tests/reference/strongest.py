@@ -5,7 +5,7 @@ from scipy.optimize import minimize
 
 from .order import set_hash
 from .similarity import cosine, trials
-from .verification import equal_error_rate
+from .verification import equal_error_rate, tpr_at_fpr
 from .zebra import zebra_disclosure
 
 RIDGE, CLIP = 1e-3, 6.0
@@ -78,13 +78,15 @@ def strongest(original, protected, speakers):
     of_folds = pairs_by_fold(original, speakers, [lambda _, i, j: cosine(original[i], protected[j])])
     fused, labels = fuse(*of_folds)
     found = zebra_disclosure(fused, labels)["d_ece"]
-    is_plain = floor[sign] >= found
+    compared = (sign * scores, targets) if floor[sign] >= found else (fused, labels)
     value = max(floor[sign], found)
     dealt, folds = deal(original, speakers)
     sizes = np.bincount([fold for fold, _ in dealt.values()], minlength=folds)
     return {
         "d_ece_strongest": value,
-        "eer_strongest": equal_error_rate(sign * scores, targets) if is_plain else equal_error_rate(fused, labels),
+        "eer_strongest": equal_error_rate(*compared),
+        "tpr_at_1e-2_strongest": tpr_at_fpr(*compared, 0.01),
+        "tpr_at_1e-3_strongest": tpr_at_fpr(*compared, 0.001),
         "d_ece_chance": zebra_disclosure(*fuse(*of_folds, is_permuted=True))["d_ece"],
         "attack_speakers": float(len(dealt) - max(sizes)),
         **{f"d_ece_{profile}": value for profile in PROFILES},
