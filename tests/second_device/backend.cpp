@@ -9,6 +9,7 @@
 #include <ATen/ops/as_strided_cpu_dispatch.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
@@ -180,6 +181,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", &as_strided);
   m.impl("_reshape_alias", &reshape_alias);
   m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("unfold", &at::native::unfold);
   m.impl("set_.source_Storage_storage_offset", &set);
   m.impl("set_.source_Storage", &set_whole);
   m.impl("resize_", &resize);

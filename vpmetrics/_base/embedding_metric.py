@@ -98,10 +98,11 @@ class EmbeddingMetric(PrivacyMetric):
         """
         self._check_reference_given(is_reference)
         columns = (speakers, is_reference, utterances, sessions, groups)
-        states = self._pack_batch(original, protected, *columns, validate_values=self.validate_args)
+        is_first = len(self.encoder_table) == 0
+        states = self._pack_batch(
+            original, protected, *columns, validate_values=self.validate_args, has_encoder_table=is_first
+        )
         encoders = self._join_encoders(original, protected)[2]
-        if len(self.encoder_table):
-            del states["encoder_table"]  # that of the first batch is that of all
         self._store(states)
         self._latest_encoders = encoders
 
@@ -115,6 +116,7 @@ class EmbeddingMetric(PrivacyMetric):
         sessions: Labels | None = None,
         groups: Labels | None = None,
         validate_values: bool = False,
+        has_encoder_table: bool = True,
     ) -> dict[str, Tensor]:
         self._check_number_of_encoders(original, protected)
         original_rows, protected_rows, encoders = self._join_encoders(original, protected)
@@ -131,7 +133,8 @@ class EmbeddingMetric(PrivacyMetric):
         )
         device = columns.speakers.device
         states = columns._asdict()
-        states["encoder_table"] = encode_encoders(encoders, device)
+        if has_encoder_table:  # that of the first batch is that of all
+            states["encoder_table"] = encode_encoders(encoders, device)
         states["label_names"] = encode_texts(_distinct_strings(speakers, groups), device)
         return states
 

@@ -104,7 +104,8 @@ def _number_sessions(sessions: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]
 def _draw_numbers(num_draws: int, count: int, device: torch.device, seed: int) -> Tensor:
     """Return random numbers ``(K, N)``; from the host, since every kind of device has random numbers of its own."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.rand(num_draws, count, generator=generator, dtype=torch.float64).to(device)
+    numbers = torch.rand(num_draws, count, generator=generator, dtype=torch.float64, device="cpu")
+    return numbers.to(device)
 
 
 def _lay_out(

@@ -272,8 +272,8 @@ def find_worst_speaker(rows_by_condition: Iterable[Iterable[TrialRows]], labels:
         :class:`WorstSpeaker`; NaN where no speaker has trials of both kinds, and chance and p are NaN for fewer than 20
         different permutations.
     """
-    disclosure = torch.full((len(labels),), -torch.inf, dtype=torch.float64)
-    largest_by_draw = torch.full((DRAWS,), -torch.inf, dtype=torch.float64)
+    disclosure = torch.full((len(labels),), -torch.inf, dtype=torch.float64, device="cpu")
+    largest_by_draw = torch.full((DRAWS,), -torch.inf, dtype=torch.float64, device="cpu")
     drawn_shifts: list[Tensor] = []
     for folds in rows_by_condition:
         for index, rows in enumerate(folds):
@@ -315,8 +315,8 @@ def _draw_shifts(trials: _OwnTrials, seed: int) -> Tensor:
     num_partitions = int(partition.amax()) + 1
     # On the host, since every kind of device has random numbers of its own.
     generator = torch.Generator().manual_seed(seed)
-    numbers = torch.rand(DRAWS, num_partitions, generator=generator, dtype=torch.float64)
-    shifts = torch.zeros(DRAWS, num_partitions, dtype=torch.int64)
+    numbers = torch.rand(DRAWS, num_partitions, generator=generator, dtype=torch.float64, device="cpu")
+    shifts = torch.zeros(DRAWS, num_partitions, dtype=torch.int64, device="cpu")
     most_shifts = max(FEWEST_DRAWS, _MOST_SHIFTED_SPEAKERS // max(1, trials.num_speakers))
     for index in range(num_partitions):  # two or three: sexes, data sets
         num_members = int(((partition == index) & has_rows).sum())

@@ -25,6 +25,8 @@ def encode_texts(texts: Iterable[str], device: torch.device) -> Tensor:
         data = text.encode("utf-8", "surrogatepass")
         packed += len(data).to_bytes(_LENGTH_BYTES, "little")
         packed += data
+    if not packed:
+        return torch.empty(0, dtype=torch.uint8, device=device)  # nothing has to be copied to the device
     return torch.tensor(list(packed), dtype=torch.uint8, device=device)
 
 

@@ -161,12 +161,12 @@ def encode_column(name: str, labels: Any) -> Tensor:
         kinds = sorted({type(value).__name__ for value in values if not isinstance(value, (str, int))})
         raise TypeError(f"Expected `{name}` to be integers or strings, but got {', '.join(kinds)[:80]}.")
     if all(isinstance(value, bool) for value in values) and values:
-        return torch.tensor(values)
+        return torch.tensor(values, device="cpu")
     if not any(isinstance(value, str) for value in values):
-        return torch.tensor(values, dtype=torch.int64)
+        return torch.tensor(values, dtype=torch.int64, device="cpu")
     texts = (str(value).encode("utf-8", "surrogatepass") for value in values)
     digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64)
+    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64, device="cpu")
 
 
 def pack_utterances(

@@ -232,7 +232,9 @@ def report_embeddings(
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     of_system: dict[str, Tensor] = {}
     if with_conversations and settings.conversations and settings.bandwidth is None:
-        of_system["conversation_utterances"] = torch.tensor(math.nan if length is None else float(length))
+        of_system["conversation_utterances"] = labels.new_tensor(
+            math.nan if length is None else float(length), dtype=dtype
+        )
     worst_speaker = None
     if any(Part.WORST_SPEAKER in parts for parts in parts_of_condition.values()) and settings.bandwidth is None:
         worst_speaker = _find_worst_speaker(computed, labels.unique())
@@ -275,7 +277,8 @@ def _try_shorter_conversations(
     if not is_open or any(risk.level in ("moderate", "high") for risk in report.risks):
         return ()
     shorter = [*LENGTHS, 1][LENGTHS.index(length) + 1]
-    scalars = {**report.scalars, "conversation_utterances": torch.tensor(float(shorter))}
+    utterances = torch.full_like(report.scalars["conversation_utterances"], shorter)
+    scalars = {**report.scalars, "conversation_utterances": utterances}
     changes = {} if report.jackknife is None else {**report.jackknife.changes}
     for name, condition in computed.items():
         if Part.CONVERSATIONS not in condition.parts or condition.folds is None:
