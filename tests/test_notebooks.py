@@ -48,10 +48,11 @@ def test_text_of_a_notebook_quotes_its_numbers(name):
     cells = read_notebook(name)
     sources = [cell["source"] for cell in code_cells(cells)]
     outputs = [text_of_output(output) for cell in code_cells(cells) for output in cell["outputs"]]
-    assert "figure" in outputs
+    if name != "09_published":  # which draws what readers bring
+        assert "figure" in outputs
     values = [float(number) for number in re.findall(r"\d+\.\d+", "\n".join(sources + outputs))]
     prose = "\n".join(cell["source"] for cell in cells if cell["cell_type"] == "markdown")
-    prose = re.sub(r"`[^`]*`|\$[^$]*\$|^\|.*$", "", prose)
+    prose = re.sub(r"`[^`]*`|\$[^$]*\$|^\|.*$", "", prose, flags=re.MULTILINE)
     for number in re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", prose):
         digits = len(number.split(".")[1])
         assert any(f"{value:.{digits}f}" == number for value in values), number

@@ -26,7 +26,7 @@ DATA = {  # few speakers or trials, ties, equal rows and all degenerate cases th
     "columns": st.sets(st.sampled_from(["sessions", "groups"])),
 }
 # NaN as documented: too few false alarms, no trial on one side of zero, no group of three speakers.
-UNWARNED = re.compile("tpr_at|lid_pos|lid_neg|worst_speaker_chance")
+UNWARNED = re.compile("tpr_at|found_in_100|conversation|lid_pos|lid_neg|worst_speaker_chance|worst_speaker_p")
 EXAMPLES = int(os.environ.get("VPMETRICS_EXAMPLES", "5"))  # of each case
 properties = settings(
     max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -62,6 +62,6 @@ def test_utility_plot_of_a_training_shows_budget_and_choice():
     rows = [(0.3, 1.0), (0.1, 3.0), (0.3, 4.0), (math.nan, 2.0)]
     points = [("validation", {"found_in_100": value}, utility) for value, utility in rows]
     _, ax = draw_utility([*points, ("chosen", *points[1][1:])], "loss", True, key="found_in_100", budget=0.2)
-    assert legend_of(ax) == ["Pareto front", "validation", "chosen", "budget 0.2"]
-    assert list(ax.lines[0].get_xdata()) == [0.1, 0.3]
+    assert legend_of(ax) == ["Pareto front", "validation", "chosen", "budget 20"]
+    assert list(ax.lines[0].get_xdata()) == pytest.approx([10, 30])
     assert draw_utility([], "loss", True)[1].lines[:] == []

@@ -197,7 +197,7 @@ def test_attributes_are_read_by_utterance_or_speaker(tmp_path, evaluate, voices,
     assert set(system["attributes"]) == ({"sex"} if name == "spk2sex" else {"sex", "room"})
     shown = capsys.readouterr().out
     for attribute in system["attributes"]:
-        assert re.search(rf"^attribute {attribute} +.*bit +chance", shown, re.MULTILINE)
+        assert re.search(rf"^attribute {attribute} +.*bit\s+chance", shown, re.MULTILINE)
     for key, value in metric.compute().items():
         kind = key.removeprefix("sex_")
         got = system["attributes"]["sex"][f"disclosure_{kind}" if kind in ("low", "high") else kind]

@@ -14,7 +14,7 @@ Example:
     ...     values = StrongestAttack(attacks=[attack])(voices.original, voices.protected["B2u"], voices.speakers)
     ...     print(f"{attack.name}: {values['d_ece_strongest']:.2f} bit")
     plain: 0.16 bit
-    canonical correlation: 0.38 bit
+    canonical correlation: 0.39 bit
 """
 
 from vpmetrics.attacks.base import Attack, LinearAttack, TunedAttack

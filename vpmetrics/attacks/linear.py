@@ -110,7 +110,7 @@ class WithinClassWhitening(LinearAttack):
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
         >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
-        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 9.0, 9.0])
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 2.0, 2.0])
         >>> _, mapped = WithinClassWhitening().fit(protected=protected, speakers=speakers).attack(None, protected)
         >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, mapped)]
         [False, True]

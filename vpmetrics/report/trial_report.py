@@ -150,7 +150,7 @@ def report_trials(
     labels = torch.arange(num_speakers)
     with collect_warnings():
         conditions = {
-            name: _report_condition(given, labels, similarity if name else None, intervals)
+            name: _report_condition(given, labels, similarity if name else None, intervals, is_hidden=name != "OO")
             for name, given in trials.items()
         }
         report = join_conditions(conditions, labels, intervals=intervals)
@@ -175,12 +175,14 @@ def report_condition_scores(scores_by_condition: Mapping[str, ConditionScores]) 
 
 
 def _report_condition(
-    given: ScoredTrials, labels: Tensor, similarity: str | None, confidence: float | None
+    given: ScoredTrials, labels: Tensor, similarity: str | None, confidence: float | None, is_hidden: bool
 ) -> ConditionReport:
+    """Return the report of one condition; who is found is asked only where speakers should be hidden."""
     scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
     scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
     sign = choose_sign(scores.counts)
-    scalars["found_in_100"] = found_among_of_steps(scores.counts[sign])
+    if is_hidden:
+        scalars["found_in_100"] = found_among_of_steps(scores.counts[sign])
     report = ConditionReport(scalars, scores, is_llr=True)
     if given.speakers is None:
         return report
@@ -202,8 +204,9 @@ def _report_condition(
     counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
     with suppress_warnings() if confidence is None else nullcontext():
         jackknives = [counts.make_jackknife(scalars)]
-        found = {"found_in_100": found_among_of_steps(counts.measure_input.counts[sign])}
-        jackknives.append(make_jackknife(found, groups, counts.min_speakers_per_class))
+        if is_hidden:
+            found = {"found_in_100": found_among_of_steps(counts.measure_input.counts[sign])}
+            jackknives.append(make_jackknife(found, groups, counts.min_speakers_per_class))
     if report.similarity is not None and similarity and confidence is not None:
         replicates = replicate_diagonal_dominance(
             counts, report.similarity, groups.group_of_label, given.has_unordered_pairs, similarity
@@ -223,7 +226,7 @@ def _transfer_calibration(
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
         scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_costs_and_sizes(values, attacked.is_target))
-    other = _report_condition(ScoredTrials(fit.scores, fit.is_target), torch.empty(0), None, None)
+    other = _report_condition(ScoredTrials(fit.scores, fit.is_target), torch.empty(0), None, None, is_hidden=True)
     counts = torch.stack([~attacked.is_target, attacked.is_target])
     transfer = TransferredCalibration(other, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
