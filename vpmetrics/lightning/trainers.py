@@ -18,8 +18,17 @@ if TYPE_CHECKING:
 
 Writer = Callable[[str, "Figure", int], None]
 
+
+def _is_installed(name: str) -> bool:
+    """Return whether a module can be imported; a folder of the same name as its package is not the package."""
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
-_INSTALLED = [import_module(name) for name in _PACKAGES if find_spec(name.partition(".")[0])]
+_INSTALLED = [import_module(name) for name in _PACKAGES if _is_installed(name)]
 if not _INSTALLED:
     raise ImportError(
         "Expected `pytorch-lightning` or `lightning` to be installed, but found neither. "
