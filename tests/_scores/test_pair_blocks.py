@@ -103,23 +103,3 @@ def test_prepared_rows_are_independent_of_order(scoring, dtype):
         for order in (slice(None), mixed)
     ]
     assert torch.equal(*sides)
-
-
-def test_permutation_stays_within_groups_for_any_labels():
-    found = []
-    for relabel in (lambda labels: labels, lambda labels: 7 - 13 * labels):
-        rows = labelled("groups")
-        rows["speakers"] = relabel(rows["speakers"])
-        pairs = form_pairs(rows, "OP")
-        permuted, speaker, shift = pairs.permute_speakers([1, 2])
-        groups = torch.tensor(pairs._groups)
-        assert torch.equal(groups[speaker], groups[permuted.test.speaker_index])
-        assert (speaker != permuted.test.speaker_index).all()
-        assert torch.equal(speaker.bincount(), 2 * pairs.test.speaker_index.bincount())
-        found.append([])
-        for turn in (1, 2):
-            blocks = (block for group in permuted.row_groups() for block in permuted.blocks(group, has_targets=True))
-            scores = [block.scores[block.is_target & (shift[block.columns] == turn)] for block in blocks]
-            found[-1].append(torch.cat(scores).sort().values)
-        assert not torch.equal(*found[-1])
-    assert_close(found[1], found[0], atol=1e-12, rtol=0)

@@ -19,7 +19,6 @@ from vpmetrics._utterances.utterances import Utterances, count_values
 
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
 _GPU_BLOCK_SIZE = 8192  # a GPU is as fast with larger blocks, and launches fewer operations
-_TARGET_ROWS = 16  # of blocks of which only targets are used; more where a speaker has more
 _ROUNDED_BITS = {
     torch.float64: 12,
     torch.float32: 4,
@@ -84,7 +83,6 @@ class PairBlocks:
         self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
         is_on_cpu = enrolment.embeddings.device.type == "cpu"
         self.block_size = block_size or (BLOCK_SIZE if is_on_cpu else _GPU_BLOCK_SIZE)
-        self._group_rows = self.block_size
         dtype = widest_affordable_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
         centre = enrolment.embeddings.new_zeros(())
         if scorer.is_shift_invariant and len(enrolment):
@@ -152,7 +150,7 @@ class PairBlocks:
             start = ends[speaker - 1] if speaker else 0
             group = self._groups[speaker]
             first_of_group, last_of_group = bisect_left(self._groups, group), bisect_right(self._groups, group)
-            last = min(max(bisect_right(ends, start + self._group_rows), speaker + 1), last_of_group)
+            last = min(max(bisect_right(ends, start + self.block_size), speaker + 1), last_of_group)
             if ends[last - 1] > start:
                 same, after = range(columns[speaker], columns[last]), range(columns[last], columns[last_of_group])
                 before = () if self.is_same_rows else (range(columns[first_of_group], columns[speaker]),)
@@ -266,49 +264,11 @@ class PairBlocks:
         rows = rows.take(slice(None, None, stride))
         return self._replace_sides(*((self.enrolment, rows) if side == "test" else (rows, self.test)))
 
-    def permute_speakers(self, shifts: Sequence[int]) -> PermutedPairBlocks:
-        """Return the pairs with the test rows of every speaker assigned to another one of the group, once per shift.
-
-        Target blocks of the result hold trials of the permuted speakers.
-        """
-        group = torch.tensor(self._groups, device=self.test.ids.device)
-        order = torch.arange(self.num_speakers, device=group.device)
-        has_rows = count_values(self.test.speaker_index, self.num_speakers) > 0
-        # Within a group: speakers with test rows first.
-        order = order[(~has_rows[order]).to(torch.uint8).argsort(stable=True)]
-        order = order[group[order].argsort(stable=True)]
-        first = torch.searchsorted(group[order].contiguous(), group[order].contiguous())
-        size = torch.zeros_like(group).index_add(0, group, has_rows.long())[group[order]].clamp(min=1)
-        place = torch.arange(len(order), device=order.device) - first
-        turns = torch.tensor(shifts, device=order.device)[:, None]
-        target = torch.where(place < size, first + (place + turns) % size, first + place)
-        new_index = torch.empty_like(target).scatter(1, order.expand_as(target), order[target])
-        row = torch.arange(len(self.test), device=order.device).expand(len(shifts), -1).flatten()
-        shift = turns.expand(-1, len(self.test)).flatten()
-        speaker, new_speaker = self.test.speaker_index[row], new_index[:, self.test.speaker_index].flatten()
-        # A speaker alone in a group stays the same and is left out.
-        row, shift, speaker, new_speaker = (
-            column[new_speaker != speaker] for column in (row, shift, speaker, new_speaker)
-        )
-        by_speaker = new_speaker.argsort(stable=True)
-        side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
-        pairs = self._replace_sides(replace(self.enrolment, sessions=None), side)
-        pairs._group_rows = _TARGET_ROWS
-        return PermutedPairBlocks(pairs, speaker[by_speaker], shift[by_speaker])
-
     def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
         pairs = copy(self)
         pairs.enrolment, pairs.test = enrolment, test
         pairs._read_ends_and_groups(is_same_rows=False)
         return pairs
-
-
-class PermutedPairBlocks(NamedTuple):
-    """Pairs whose test rows are assigned to other speakers; true speaker and shift of each test row, ``(R,)``."""
-
-    pairs: PairBlocks
-    true_speaker: Tensor
-    shift: Tensor
 
 
 def mark_group_trials(

@@ -233,14 +233,6 @@ def check_speakers_of_trials(speakers: Any, target: Tensor, validate_values: boo
         )
 
 
-def check_choices(name: str, values: Any, choices: Sequence[str]) -> None:
-    """Raise unless the value is a non-empty sequence of allowed names."""
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise TypeError(f"Expected `{name}` to be a sequence of names, but got {values!r}.")
-    if len(values) == 0 or not set(values) <= set(choices):
-        raise ValueError(f"Expected `{name}` to be some of {', '.join(choices)}, but got {values!r}.")
-
-
 def _check_rows(name: str, rows: Any, shape: str) -> None:
     check_floating(name, rows)
     if rows.dim() != 2:
