@@ -332,7 +332,10 @@ def _inconclusive_sentence(risks: Sequence[Risk]) -> str:
         return "Inconclusive: nothing was found, and these data cannot exclude that there is something."
     worst = max(open_risks, key=lambda risk: risk.high / risk.limit_low)
     what = "" if worst.name in MAIN_RISKS else f" {_SHORT_TITLES[worst.name]}"
-    sentence = f"Inconclusive: nothing was found; these data do not exclude {_show(worst, worst.high)}{what}"
+    # A value above its limit may be luck, but "nothing" would reassure where there may well be something.
+    is_any_above = any(risk.value >= risk.limit_low for risk in open_risks)
+    finding = "what was found may be luck" if is_any_above else "nothing was found"
+    sentence = f"Inconclusive: {finding}; these data do not exclude {_show(worst, worst.high)}{what}"
     needed = [risk.more_speakers_needed for risk in open_risks]
     if needed and not any(math.isnan(number) for number in needed):
         rounded = _round_up(max(needed))
