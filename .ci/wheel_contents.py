@@ -1,4 +1,6 @@
-"""What a wheel must hold, and what it must not: ``python wheel_contents.py vpmetrics-0.1.0-py3-none-any.whl``."""
+"""What a wheel must hold, and what it must not: ``python wheel_contents.py
+vpmetrics-0.1.0-py3-none-any.whl``.
+"""
 
 import sys
 import zipfile

@@ -32,8 +32,10 @@ class Case:
     reference: Callable[..., Any]
     batches: Callable[..., list[Batch]]
     undefined: tuple[Batch, ...] = ()
-    smooth: Callable[..., Any] | None = None  # made with a bandwidth, where that is not an argument of its own
-    unreferenced: tuple[str, ...] = ()  # ends of the keys that have tests of their own in place of a reference
+    # made with a bandwidth, where that is not an argument of its own
+    smooth: Callable[..., Any] | None = None
+    # ends of the keys that have tests of their own in place of a reference
+    unreferenced: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -43,21 +45,37 @@ class Case:
 _COARSE = ("alid", "lid_pos", "lid_neg", "lid_max", "worst_speaker_disclosure")
 
 
-def assert_same(value: Any, expected: Any, atol: float = 1e-12, rtol: float = 1e-12, coarse: float = 0.0) -> None:
-    """Equal in every entry, whatever the container; NaN equals NaN. ``coarse`` is allowed where bins are used."""
+def assert_same(
+    value: Any, expected: Any, atol: float = 1e-12, rtol: float = 1e-12, coarse: float = 0.0
+) -> None:
+    """Equal in every entry, whatever the container; NaN equals NaN. ``coarse`` is allowed where
+    bins are used.
+    """
     for key, one, other in _pairs_of_entries(value, expected, "value"):
         one, other = (torch.as_tensor(number).double().cpu() for number in (one, other))
         allowed = max(atol, coarse) if key.endswith(_COARSE) else atol
-        assert_close(one, other, atol=allowed, rtol=rtol, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}")
+        assert_close(
+            one,
+            other,
+            atol=allowed,
+            rtol=rtol,
+            equal_nan=True,
+            msg=lambda text, key=key: f"{key}: {text}",
+        )
 
 
 def _pairs_of_entries(value: Any, expected: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(expected, dict):
-        assert set(value) == set(expected), f"{key} has other keys: {sorted(set(value) ^ set(expected))}"
+        assert set(value) == set(expected), (
+            f"{key} has other keys: {sorted(set(value) ^ set(expected))}"
+        )
         pairs = [(str(name), value[name], entry) for name, entry in expected.items()]
     elif isinstance(expected, (tuple, list)):
         assert len(value) == len(expected), f"{key}: {len(value)} entries, not {len(expected)}"
-        pairs = [(f"{key}[{i}]", one, other) for i, (one, other) in enumerate(zip(value, expected, strict=True))]
+        pairs = [
+            (f"{key}[{i}]", one, other)
+            for i, (one, other) in enumerate(zip(value, expected, strict=True))
+        ]
     else:
         yield key, value, expected
         return
@@ -69,7 +87,11 @@ def entries(value: Any) -> list[torch.Tensor]:
     """Everything in a value that is not an integer; the tag of undefined scores is -1."""
     if isinstance(value, dict):
         value = tuple(part for key, part in value.items() if not key.endswith("tag"))
-    return [part for part in (value if isinstance(value, tuple) else [value]) if part.is_floating_point()]
+    return [
+        part
+        for part in (value if isinstance(value, tuple) else [value])
+        if part.is_floating_point()
+    ]
 
 
 def feed(metric: Any, batches: list[Batch]) -> Any:
@@ -88,7 +110,9 @@ _EXPECTED: dict[tuple[str, int | None], Any] = {}
 
 
 def expected_value(case: Case, batches: int | None = None) -> Any:
-    """The value of the function over all batches of the case, or the first so many; computed once."""
+    """The value of the function over all batches of the case, or the first so many; computed
+    once.
+    """
     key = case.name, batches
     if key not in _EXPECTED:
         _EXPECTED[key] = case.function(**join(case.batches()[:batches]))
@@ -98,7 +122,8 @@ def expected_value(case: Case, batches: int | None = None) -> Any:
 def join(batches: list[Batch]) -> Batch:
     """All rows of all batches as one batch; the run of a batch becomes that of each of its rows."""
     whole = [
-        batch | ({"run": torch.full_like(batch["target"], batch["run"])} if "run" in batch else {}) for batch in batches
+        batch | ({"run": torch.full_like(batch["target"], batch["run"])} if "run" in batch else {})
+        for batch in batches
     ]
     return tree_map(lambda *parts: torch.cat(parts), *whole)
 
@@ -110,10 +135,17 @@ def take(rows: Batch, index: Any) -> Batch:
 
 def cut(rows: Batch, size: int) -> list[Batch]:
     """Batches of at most so many of these rows, in their order and each of one run."""
-    pieces = [mapped(rows, lambda column, at=at: column[at : at + size]) for at in range(0, _count(rows), size)]
+    pieces = [
+        mapped(rows, lambda column, at=at: column[at : at + size])
+        for at in range(0, _count(rows), size)
+    ]
     if "run" not in rows:
         return pieces
-    return [take(piece, piece["run"] == run) | {"run": run} for piece in pieces for run in set(piece["run"].tolist())]
+    return [
+        take(piece, piece["run"] == run) | {"run": run}
+        for piece in pieces
+        for run in set(piece["run"].tolist())
+    ]
 
 
 def _count(rows: Batch) -> int:
@@ -125,14 +157,22 @@ def mapped(batch: Batch, change: Callable[[torch.Tensor], Any]) -> Batch:
     return tree_map_only(torch.Tensor, change, batch)
 
 
-def scores(seed: int = 0, dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = (60, 50, 90, 71)) -> list[Batch]:
+def scores(
+    seed: int = 0, dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = (60, 50, 90, 71)
+) -> list[Batch]:
     """Trials with overlapping classes and ties; every batch has both classes."""
     draw, batches = torch.Generator().manual_seed(seed), []
     for size in sizes:
         target = (torch.rand(size, generator=draw) < 0.3).long()
         target[:2] = torch.arange(2)
         # On a grid of eighths, which bfloat16 holds exactly and which makes ties.
-        preds = (torch.randn(size, generator=draw) * 1.5 + 2 * target).mul(8).round().div(8).clamp(-7, 7)
+        preds = (
+            (torch.randn(size, generator=draw) * 1.5 + 2 * target)
+            .mul(8)
+            .round()
+            .div(8)
+            .clamp(-7, 7)
+        )
         batches.append({"preds": preds.to(dtype), "target": target})
     return batches
 
@@ -149,18 +189,36 @@ _RATES = tuple(_KEYS.values())
 
 
 def _reference_tpr(*trials: Any) -> dict[str, float]:
-    return {f"tpr_at_{key}": reference.verification.tpr_at_fpr(*trials, rate) for key, rate in _KEYS.items()}
+    return {
+        f"tpr_at_{key}": reference.verification.tpr_at_fpr(*trials, rate)
+        for key, rate in _KEYS.items()
+    }
 
 
 SCORE_CASES = [
     Case(name, metric, function, _trials(second), scores, _TWO_OF_ONE_KIND)
     for name, metric, function, second in (
-        ("ZebraDisclosure", vp.ZebraDisclosure, F.zebra_disclosure, reference.zebra.zebra_disclosure),
+        (
+            "ZebraDisclosure",
+            vp.ZebraDisclosure,
+            F.zebra_disclosure,
+            reference.zebra.zebra_disclosure,
+        ),
         ("MinCllr", vp.MinCllr, F.min_cllr, reference.verification.min_cllr),
-        ("EqualErrorRate", vp.EqualErrorRate, F.equal_error_rate, reference.verification.equal_error_rate),
+        (
+            "EqualErrorRate",
+            vp.EqualErrorRate,
+            F.equal_error_rate,
+            reference.verification.equal_error_rate,
+        ),
         ("Linkability", vp.Linkability, F.linkability, reference.verification.linkability),
         ("Cllr", vp.Cllr, F.cllr, reference.verification.cllr),
-        ("TPRAtFPR", partial(vp.TPRAtFPR, fpr=_RATES), partial(F.tpr_at_fpr, fpr=_RATES), _reference_tpr),
+        (
+            "TPRAtFPR",
+            partial(vp.TPRAtFPR, fpr=_RATES),
+            partial(F.tpr_at_fpr, fpr=_RATES),
+            _reference_tpr,
+        ),
     )
 ]
 
@@ -171,7 +229,9 @@ def runs(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
 
 
 def _of_two_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the scores of run 1 and those of run 0, from rows of both; NaN for one of them alone."""
+    """A function of the scores of run 1 and those of run 0, from rows of both; NaN for one of them
+    alone.
+    """
 
     def value(preds: torch.Tensor, target: torch.Tensor, run: torch.Tensor | int) -> Any:
         run = torch.as_tensor(run).expand(target.shape)
@@ -192,16 +252,23 @@ RUN_CASES = [
         _of_two_runs(partial(F.calibration_distortion, calibration=calibration)),
         _of_two_runs(partial(_reference_distortion, calibration)),
         runs,
-        tuple({**batch, "run": run} for batch in (*_TWO_OF_ONE_KIND, scores()[0]) for run in (0, 1)),
+        tuple(
+            {**batch, "run": run} for batch in (*_TWO_OF_ONE_KIND, scores()[0]) for run in (0, 1)
+        ),
     )
     for calibration in ("linear", "isotonic")
 ]
 
 
 def embeddings(
-    seed: int = 0, dtype: torch.dtype = torch.float64, least: int = 1, sizes: tuple[int, ...] = (40, 30, 45, 35)
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    least: int = 1,
+    sizes: tuple[int, ...] = (40, 30, 45, 35),
 ) -> list[Batch]:
-    """Utterances of eight speakers with labels of any kind, unevenly spread; protection keeps part of each voice."""
+    """Utterances of eight speakers with labels of any kind, unevenly spread; protection keeps part
+    of each voice.
+    """
     draw, batches = torch.Generator().manual_seed(seed), []
     names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40])
     voices, pseudo = (torch.randn(8, 6, generator=draw) for _ in range(2))
@@ -211,7 +278,9 @@ def embeddings(
         noise = torch.randn(2, len(index), 6, generator=draw)
         original = voices[index] + noise[0]
         protected = 0.4 * original + pseudo[index] + noise[1]
-        rows = [(side * 8).round().div(8).clamp(-7.5, 7.5).to(dtype) for side in (original, protected)]
+        rows = [
+            (side * 8).round().div(8).clamp(-7.5, 7.5).to(dtype) for side in (original, protected)
+        ]
         batches.append({"original": rows[0], "protected": rows[1], "speakers": names[index]})
     return batches
 
@@ -223,71 +292,110 @@ def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reference_matrices(*rows: Any) -> tuple[Any, ...]:
-    matrices = [reference.similarity.similarity_matrix(*rows, condition) for condition in ("OO", "OP", "PP")]
+    matrices = [
+        reference.similarity.similarity_matrix(*rows, condition) for condition in ("OO", "OP", "PP")
+    ]
     return (*matrices, np.unique(rows[2]))
 
 
-def _of_matrices(function: Callable[..., Any], matrices: Callable[..., Any], place: int) -> Callable[..., Any]:
+def _of_matrices(
+    function: Callable[..., Any], matrices: Callable[..., Any], place: int
+) -> Callable[..., Any]:
     """A function of the matrix of originals and another one, from embeddings."""
     return lambda *rows, **named: function((found := matrices(*rows, **named))[0], found[place])
 
 
-def _ranks(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
+def _ranks(
+    original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor
+) -> dict[str, torch.Tensor]:
     return F.rank_disclosure(F.rank_histogram(protected, speakers, original))
 
 
-def _reference_ranks(original: Any, protected: Any, speakers: Any, order_of: Any = None) -> dict[str, float]:
+def _reference_ranks(
+    original: Any, protected: Any, speakers: Any, order_of: Any = None
+) -> dict[str, float]:
     scores, true = reference.rank.reference_scores(original, protected, speakers, order_of=order_of)
     return reference.rank.rank_disclosure(reference.rank.rank_histogram(scores, true))
 
 
-def _local(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
+def _local(
+    original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor
+) -> dict[str, torch.Tensor]:
     found = F.identify(protected, speakers, original)
     return F.summarise_information(found.bits, found.linked)
 
 
-def _reference_bits(original: Any, protected: Any, speakers: Any, order_of: Any = None) -> tuple[Any, Any, Any]:
+def _reference_bits(
+    original: Any, protected: Any, speakers: Any, order_of: Any = None
+) -> tuple[Any, Any, Any]:
     """Local information of every trial, its scores, and which of them is the true speaker's."""
     local = reference.local
     scores, true = reference.rank.reference_scores(original, protected, speakers, order_of=order_of)
     bits = np.zeros(len(true))
     for speaker in np.unique(true):
         own = true == speaker
-        bits[own] = local.local_disclosure(scores[own], true[own], local.fit_slope(scores[~own], true[~own]))
+        bits[own] = local.local_disclosure(
+            scores[own], true[own], local.fit_slope(scores[~own], true[~own])
+        )
     return bits, scores, true
 
 
-def _reference_local(original: Any, protected: Any, speakers: Any, order_of: Any = None) -> dict[str, float]:
+def _reference_local(
+    original: Any, protected: Any, speakers: Any, order_of: Any = None
+) -> dict[str, float]:
     bits, scores, true = _reference_bits(original, protected, speakers, order_of)
-    summary = {"alid": bits.mean(), "pdr": (bits > 0).mean(), "ndr": (bits <= 0).mean(), "lid_max": bits.max()}
+    summary = {
+        "alid": bits.mean(),
+        "pdr": (bits > 0).mean(),
+        "ndr": (bits <= 0).mean(),
+        "lid_max": bits.max(),
+    }
     summary |= {"lid_pos": bits[bits > 0].mean(), "lid_neg": bits[bits <= 0].mean()}
-    return summary | {"link_rate": (scores[np.arange(len(true)), true] >= scores.max(axis=1)).mean()}
+    return summary | {
+        "link_rate": (scores[np.arange(len(true)), true] >= scores.max(axis=1)).mean()
+    }
 
 
-def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: str, order_of: Any) -> dict[str, float]:
+def _reference_speakers(
+    near: Any, far: Any, speakers: Any, trials: Any, side: str, order_of: Any
+) -> dict[str, float]:
     bits, scores, true = _reference_bits(near, far, speakers, order_of)
-    largest_means, rank_bits = reference.speakers.largest_means, reference.speakers.rank_bits(scores, true)
-    means = {"worst_speaker_mean_d": largest_means(rank_bits, true), "worst_speaker_alid": largest_means(bits, true)}
+    largest_means, rank_bits = (
+        reference.speakers.largest_means,
+        reference.speakers.rank_bits(scores, true),
+    )
+    means = {
+        "worst_speaker_mean_d": largest_means(rank_bits, true),
+        "worst_speaker_alid": largest_means(bits, true),
+    }
     return reference.speakers.worst_and_spread(*trials, side) | means
 
 
 def _attackers(protected: Any, speakers: Any) -> torch.Tensor:
-    """The half of the utterances that is the attacker's, as dealt, where protected speech is compared with itself."""
+    """The half of the utterances that is the attacker's, as dealt, where protected speech is
+    compared with itself.
+    """
     return torch.from_numpy(reference.order.places_in_groups(speakers, protected) % 2 == 0)
 
 
 def _protected_only(**options: Any) -> list[Batch]:
     """Batches without original speech, so that protected speech decides the order of utterances."""
-    return [{key: batch[key] for key in ("protected", "speakers")} for batch in embeddings(**options)]
+    return [
+        {key: batch[key] for key in ("protected", "speakers")} for batch in embeddings(**options)
+    ]
 
 
 def _of_protected(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda protected, speakers: function(protected.double().numpy(), speakers.numpy())
 
 
-def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
+def _found(
+    protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor
+) -> dict[str, torch.Tensor]:
     known = _attackers(protected, speakers)
-    histogram = F.rank_histogram(protected[~known], speakers[~known], protected[known], speakers[known])
+    histogram = F.rank_histogram(
+        protected[~known], speakers[~known], protected[known], speakers[known]
+    )
     return F.reidentification_rate(histogram, (2, 5, 8))
 
 
@@ -297,10 +405,17 @@ def _reference_found(protected: Any, speakers: Any) -> dict[str, float]:
     return reference.population.rates(scores, true, (2, 5, 8))
 
 
-def _singled_out(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
-    known, dtype = _attackers(protected, speakers), torch.promote_types(protected.dtype, torch.float32)
+def _singled_out(
+    protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    known, dtype = (
+        _attackers(protected, speakers),
+        torch.promote_types(protected.dtype, torch.float32),
+    )
     names = speakers[known].unique()
-    means = torch.stack([protected[known & (speakers == name)].double().mean(0) for name in names]).to(dtype)
+    means = torch.stack(
+        [protected[known & (speakers == name)].double().mean(0) for name in names]
+    ).to(dtype)
     return F.singling_out(means, names, protected[~known].to(dtype), speakers[~known], sizes=(8,))
 
 
@@ -313,15 +428,26 @@ def _reference_singled_out(protected: Any, speakers: Any) -> dict[str, float]:
         turned = [np.roll(rows, -(fold % len(rows)), axis=0)[:10] for rows in voices]
         for own, name in enumerate(np.unique(speakers)):
             model = protected[(speakers == name) & known].mean(0)
-            scores = [np.array([reference.similarity.cosine(model, row) for row in rows]) for rows in turned]
+            scores = [
+                np.array([reference.similarity.cosine(model, row) for row in rows])
+                for rows in turned
+            ]
             tested = np.array([row[0] for row in scores])
-            isolated.append(reference.population.singling_out(tested, [row[1:] for row in scores], own, 8))
+            isolated.append(
+                reference.population.singling_out(tested, [row[1:] for row in scores], own, 8)
+            )
     return {"singling_out_8": np.mean(isolated), "singling_out_8_error": 0.0}
 
 
-_LONE = {"original": torch.eye(3, 6), "protected": 1 + torch.eye(3, 6), "speakers": torch.tensor([4, 4, 4])}
+_LONE = {
+    "original": torch.eye(3, 6),
+    "protected": 1 + torch.eye(3, 6),
+    "speakers": torch.tensor([4, 4, 4]),
+}
 _STRANGERS = {**_LONE, "speakers": torch.tensor([1, 2, 3])}
-_UNDEFINED_PROTECTED = tuple({key: batch[key] for key in ("protected", "speakers")} for batch in (_LONE, _STRANGERS))
+_UNDEFINED_PROTECTED = tuple(
+    {key: batch[key] for key in ("protected", "speakers")} for batch in (_LONE, _STRANGERS)
+)
 
 
 def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
@@ -344,64 +470,119 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
             **_reference_ranks(near, far, speakers, original),
             **_reference_local(near, far, speakers, original),
             **_reference_speakers(
-                near, far, speakers, of_speakers, "probed" if condition == "OP" else "both", original
+                near,
+                far,
+                speakers,
+                of_speakers,
+                "probed" if condition == "OP" else "both",
+                original,
             ),
         }
         value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})
         if condition != "OO":
             ways = (trials[0], -trials[0])
-            better = max(ways, key=lambda preds: reference.zebra.zebra_disclosure(preds, trials[1])["d_ece"])
-            value[f"{condition.lower()}_found_in_100"] = reference.verification.found_among(better, trials[1])
+            better = max(
+                ways, key=lambda preds: reference.zebra.zebra_disclosure(preds, trials[1])["d_ece"]
+            )
+            value[f"{condition.lower()}_found_in_100"] = reference.verification.found_among(
+                better, trials[1]
+            )
     value["found_in_100"] = max(value["op_found_in_100"], value["pp_found_in_100"])
     # Without attacks, plain comparison in either direction.
-    value["disclosure"] = max(value[f"{name}_d_ece{way}"] for name in ("op", "pp") for way in ("", "_reversed"))
+    value["disclosure"] = max(
+        value[f"{name}_d_ece{way}"] for name in ("op", "pp") for way in ("", "_reversed")
+    )
     return value
 
 
 def _embedding_case(
-    name: str, metric: Any, function: Any, second: Any, undefined: tuple[Batch, ...] = (_LONE, _STRANGERS), **more: Any
+    name: str,
+    metric: Any,
+    function: Any,
+    second: Any,
+    undefined: tuple[Batch, ...] = (_LONE, _STRANGERS),
+    **more: Any,
 ) -> Case:
-    return Case(name, metric, function, _arrays(second), **{"batches": embeddings, "undefined": undefined, **more})
+    return Case(
+        name,
+        metric,
+        function,
+        _arrays(second),
+        **{"batches": embeddings, "undefined": undefined, **more},
+    )
 
 
 _REFERENCE = reference.similarity
 EMBEDDING_CASES = [
     _embedding_case(
-        "VoicePrivacy", Everything, lambda **rows: compute(Everything(), **rows), _reference_suite, (_LONE,),
-        unreferenced=("chance", "_conversation", "conversation_utterances", "worst_speaker_disclosure", "speaker_p"),
+        "VoicePrivacy",
+        Everything,
+        lambda **rows: compute(Everything(), **rows),
+        _reference_suite,
+        (_LONE,),
+        unreferenced=(
+            "chance",
+            "_conversation",
+            "conversation_utterances",
+            "worst_speaker_disclosure",
+            "speaker_p",
+        ),
     ),
     _embedding_case(
-        "StrongestAttack", partial(vp.StrongestAttack, attacks=[Plain()]),
-        lambda **rows: compute(vp.StrongestAttack(attacks=[Plain()]), **rows), reference.strongest.strongest,
+        "StrongestAttack",
+        partial(vp.StrongestAttack, attacks=[Plain()]),
+        lambda **rows: compute(vp.StrongestAttack(attacks=[Plain()]), **rows),
+        reference.strongest.strongest,
         batches=partial(embeddings, sizes=(10, 10, 10, 10)),
     ),
     _embedding_case(
-        "VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices, (_LONE,)
+        "VoiceSimilarityMatrix",
+        vp.VoiceSimilarityMatrix,
+        F.voice_similarity_matrix,
+        _reference_matrices,
+        (_LONE,),
     ),
     _embedding_case(
-        "DeIdentification", vp.DeIdentification, _of_matrices(F.de_identification, F.voice_similarity_matrix, 1),
+        "DeIdentification",
+        vp.DeIdentification,
+        _of_matrices(F.de_identification, F.voice_similarity_matrix, 1),
         _of_matrices(_REFERENCE.de_identification, _reference_matrices, 1),
     ),
     _embedding_case(
-        "VoiceDistinctiveness", vp.VoiceDistinctiveness,
+        "VoiceDistinctiveness",
+        vp.VoiceDistinctiveness,
         _of_matrices(F.voice_distinctiveness, F.voice_similarity_matrix, 2),
         _of_matrices(_REFERENCE.voice_distinctiveness, _reference_matrices, 2),
     ),
     _embedding_case(
-        "SimilarityRankDisclosure", partial(vp.SimilarityRankDisclosure, condition="OP"), _ranks, _reference_ranks
+        "SimilarityRankDisclosure",
+        partial(vp.SimilarityRankDisclosure, condition="OP"),
+        _ranks,
+        _reference_ranks,
     ),
     _embedding_case(
-        "LocalInformationDisclosure", partial(vp.LocalInformationDisclosure, condition="OP"), _local, _reference_local
+        "LocalInformationDisclosure",
+        partial(vp.LocalInformationDisclosure, condition="OP"),
+        _local,
+        _reference_local,
     ),
     Case(
-        "ReidentificationRate", partial(vp.ReidentificationRate, sizes=(2, 5, 8)), _found,
-        _of_protected(_reference_found), _protected_only, _UNDEFINED_PROTECTED,
+        "ReidentificationRate",
+        partial(vp.ReidentificationRate, sizes=(2, 5, 8)),
+        _found,
+        _of_protected(_reference_found),
+        _protected_only,
+        _UNDEFINED_PROTECTED,
     ),
     Case(
-        "SinglingOut", partial(vp.SinglingOut, sizes=(8,)), _singled_out,
-        _of_protected(_reference_singled_out), partial(_protected_only, least=5), _UNDEFINED_PROTECTED,
+        "SinglingOut",
+        partial(vp.SinglingOut, sizes=(8,)),
+        _singled_out,
+        _of_protected(_reference_singled_out),
+        partial(_protected_only, least=5),
+        _UNDEFINED_PROTECTED,
     ),
-]  # fmt: skip
+]
 
 
 def attributes(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
@@ -415,13 +596,19 @@ def attributes(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]
     return batches
 
 
-def _attributes(attributes: Batch, speakers: torch.Tensor, **sides: torch.Tensor) -> dict[str, torch.Tensor]:
+def _attributes(
+    attributes: Batch, speakers: torch.Tensor, **sides: torch.Tensor
+) -> dict[str, torch.Tensor]:
     values = {}
     for name, labels in attributes.items():
         found, before = (
-            F.attribute_disclosure(sides[side], labels, speakers, permutations=1) for side in ("protected", "original")
+            F.attribute_disclosure(sides[side], labels, speakers, permutations=1)
+            for side in ("protected", "original")
         )
-        values |= {f"{name}_{key}": getattr(found, key) for key in ("disclosure", "chance", "accuracy", "majority")}
+        values |= {
+            f"{name}_{key}": getattr(found, key)
+            for key in ("disclosure", "chance", "accuracy", "majority")
+        }
         values[f"{name}_original"] = before.disclosure
     return values
 

@@ -1,6 +1,8 @@
-"""What would hurt on an accelerator, seen on the CPU: tensors made without a device, and values that the host reads.
+"""What would hurt on an accelerator, seen on the CPU: tensors made without a device, and values
+that the host reads.
 
-A second device with memory of its own (``tests/second_device``) sees more, but needs a compiler, and runs every night.
+A second device with memory of its own (``tests/second_device``) sees more, but needs a compiler,
+and runs every night.
 """
 
 import sys
@@ -37,10 +39,11 @@ _READS = {
 
 
 class DeviceWatch(TorchFunctionMode):
-    """Notes every factory of the library that is called without a device, and counts the reads of the host.
+    """Notes every factory of the library that is called without a device, and counts the reads of
+    the host.
 
-    ``without_device``: the lines of the library with such a call; ``reads``: how often each function made the host
-    wait for values, or for a shape that depends on values.
+    ``without_device``: the lines of the library with such a call; ``reads``: how often each
+    function made the host wait for values, or for a shape that depends on values.
     """
 
     def __init__(self) -> None:
@@ -49,7 +52,11 @@ class DeviceWatch(TorchFunctionMode):
         self.reads: Counter[str] = Counter()
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         is_made_of_tensor = bool(args) and isinstance(args[0], Tensor)  # as `torch.as_tensor` does

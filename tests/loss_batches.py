@@ -23,13 +23,24 @@ batch = partial(people, number=8, width=12, noise=0.5, dtype=torch.float32)
 
 
 def keyed_batch(seed=0, speakers=6, width=5, dtype=torch.float64):
-    """Two sessions per speaker; protected rows are a voice per session plus a linear map of the original."""
+    """Two sessions per speaker; protected rows are a voice per session plus a linear map of the
+    original.
+    """
     original, _, names = people(seed, speakers, 8, width, 0.5, dtype)
     place = torch.arange(len(names))
     sessions = 2 * (place // 8) + place % 2
-    voices = torch.randn(2 * speakers, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    mixing = torch.randn(width, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    return original, (voices[sessions] + 0.5 * original @ mixing.to(dtype)).to(dtype), names, sessions
+    voices = torch.randn(
+        2 * speakers, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    mixing = torch.randn(
+        width, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64
+    )
+    return (
+        original,
+        (voices[sessions] + 0.5 * original @ mixing.to(dtype)).to(dtype),
+        names,
+        sessions,
+    )
 
 
 def train_on(loss, batches=12, **settings):
@@ -50,7 +61,9 @@ def trials(original, protected, speakers, condition="OP"):
     sides = {"O": unit(original.detach()), "P": unit(protected.detach())}
     scores, names = sides[condition[0]] @ sides[condition[1]].T, speakers.numpy()
     size = len(names)
-    chosen = np.triu(np.ones((size, size), bool), 1) if condition == "PP" else ~np.eye(size, dtype=bool)
+    chosen = (
+        np.triu(np.ones((size, size), bool), 1) if condition == "PP" else ~np.eye(size, dtype=bool)
+    )
     return scores[chosen], (names[:, None] == names)[chosen].astype(int)
 
 

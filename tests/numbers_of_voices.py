@@ -1,7 +1,8 @@
 """The numbers that users may rely on: some sixty values on the bundled voices.
 
-``python tests/numbers_of_voices.py`` writes them to ``tests/numbers_of_voices.json``. Do so only where a change of a
-number is intended, and name it in the CHANGELOG: the old value, the new one, and the reason.
+``python tests/numbers_of_voices.py`` writes them to ``tests/numbers_of_voices.json``. Do so only
+where a change of a number is intended, and name it in the CHANGELOG: the old value, the new one,
+and the reason.
 """
 
 import json
@@ -15,7 +16,9 @@ SYSTEMS = ("B2", "B2u")
 
 
 def measure() -> dict[str, float]:
-    """Return the headline of two bundled systems and what it leaves out, by system and key; NaN is left out."""
+    """Return the headline of two bundled systems and what it leaves out, by system and key; NaN is
+    left out.
+    """
     voices = demo_voices()
     numbers: dict[str, float] = {}
     for system in SYSTEMS:

@@ -1,4 +1,6 @@
-"""Counts of what PyTorch dispatches, and from them a lower bound, on paper, of the time that a GPU needs."""
+"""Counts of what PyTorch dispatches, and from them a lower bound, on paper, of the time that a GPU
+needs.
+"""
 
 import sys
 from collections import Counter
@@ -14,7 +16,8 @@ from torch.utils.flop_counter import flop_registry
 
 from vpmetrics._scores import pair_blocks
 
-# Operations whose result the host reads, or whose shape depends on values, so that the host waits for a GPU.
+# Operations whose result the host reads, or whose shape depends on values, so that the host waits
+# for a GPU.
 READS = {
     "aten::_local_scalar_dense",
     "aten::_unique2",
@@ -27,9 +30,14 @@ READS = {
 }
 # Syncs inside linear algebra: it reads back whether it succeeded, or works on the host in turns.
 READS_OF_LINALG = {"aten::_linalg_eigh": 2, "aten::_linalg_svd": 3, "aten::linalg_cholesky_ex": 1}
-READS_OF_LINALG |= {"aten::linalg_lu_factor_ex": 1, "aten::_linalg_solve_ex": 1, "aten::linalg_qr": 1}
+READS_OF_LINALG |= {
+    "aten::linalg_lu_factor_ex": 1,
+    "aten::_linalg_solve_ex": 1,
+    "aten::linalg_qr": 1,
+}
 READS_OF_LINALG |= {"aten::linalg_inv_ex": 1, "aten::linalg_lstsq": 2}
-# Kernels of an operation that has more than one: rounded up from profiles of PyTorch 2 on other machines.
+# Kernels of an operation that has more than one: rounded up from profiles of PyTorch 2 on other
+# machines.
 LAUNCHES = {
     "aten::_unique2": 15,
     "aten::bincount": 4,
@@ -93,7 +101,9 @@ class OperationCounts(TorchDispatchMode):
         return sum(self.by_name.values())
 
     def seconds(self, gpu):
-        """Lower and upper estimate of the time on a GPU: launches, arithmetic or memory, and syncs."""
+        """Lower and upper estimate of the time on a GPU: launches, arithmetic or memory, and
+        syncs.
+        """
         rest = self.busy_seconds[gpu] + self.syncs * SECONDS_PER_SYNC
         return tuple(self.launches * each + rest for each in SECONDS_PER_LAUNCH)
 
@@ -108,7 +118,9 @@ class OperationCounts(TorchDispatchMode):
         self.by_name[name] += 1
         self.linalg += "linalg" in name
         self.launches += 5 if is_selection else LAUNCHES.get(name, 1)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        tensors = [
+            leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)
+        ]
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         formula = flop_registry.get(func._overloadpacket)
         flops = formula(*args, **kwargs, out_val=result) if formula is not None else 0
@@ -141,7 +153,9 @@ def as_on_a_gpu():
     modules = [module for name, module in sys.modules.items() if name.startswith("vpmetrics.")]
     with patch.object(pair_blocks, "BLOCK_SIZE", pair_blocks._GPU_BLOCK_SIZE):
         patches = [
-            patch.object(module, "is_numpy_ready", _never) for module in modules if "is_numpy_ready" in vars(module)
+            patch.object(module, "is_numpy_ready", _never)
+            for module in modules
+            if "is_numpy_ready" in vars(module)
         ]
         for each in patches:
             each.start()

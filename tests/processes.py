@@ -1,4 +1,6 @@
-"""Processes that tests start: forked from one that has imported what they need, as imports take longer than tests."""
+"""Processes that tests start: forked from one that has imported what they need, as imports take
+longer than tests.
+"""
 
 import multiprocessing
 import pickle
@@ -8,11 +10,15 @@ from typing import Any
 import torch.multiprocessing as mp
 
 METHOD = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
-multiprocessing.set_forkserver_preload(["cases", "torch.distributed", "vpmetrics.suite", "vpmetrics.attacks"])
+multiprocessing.set_forkserver_preload(
+    ["cases", "torch.distributed", "vpmetrics.suite", "vpmetrics.attacks"]
+)
 
 
 def run(function: Callable[..., None], processes: int, *args: Any) -> None:
-    """Call the function in so many processes, each with its number and how many there are, and wait for them."""
+    """Call the function in so many processes, each with its number and how many there are, and wait
+    for them.
+    """
     # As bytes: each tensor would be sent as a file of its own, of which there can be but some.
     packed = pickle.dumps((processes, *args))
     mp.start_processes(_call, args=(function, packed), nprocs=processes, start_method=METHOD)

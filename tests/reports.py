@@ -26,7 +26,9 @@ def compute(metric, *rows, **columns):
 
 
 def make_report(rows=None, **settings):
-    """Return the report of rows, a dictionary or a tuple, with all scalars and without attacks unless told."""
+    """Return the report of rows, a dictionary or a tuple, with all scalars and without attacks
+    unless told.
+    """
     metric = Everything(**settings)
     rows = voices() if rows is None else rows
     metric.update(**rows) if isinstance(rows, dict) else metric.update(*rows)
@@ -41,13 +43,16 @@ def score_report(*seeds, fit=None, **settings):
 
 
 def assert_replicates(report, without_each, coarse):
-    """Compare the changes of the jackknife with the scalars of reports without each of the speakers.
+    """Compare the changes of the jackknife with the scalars of reports without each of the
+    speakers.
 
-    Bins of linkability and slopes of local information stay as they are with all speakers, and tied scores stay tied:
-    keys with a ``coarse`` part may differ to first order, all others to second order.
+    Bins of linkability and slopes of local information stay as they are with all speakers, and tied
+    scores stay tied: keys with a ``coarse`` part may differ to first order, all others to second
+    order.
     """
     for key, change in report.jackknife.changes.items():
-        # A report of fewer speakers draws other conversations; replicates leave speakers out of the same ones.
+        # A report of fewer speakers draws other conversations; replicates leave speakers out of the
+        # same ones.
         if report.scalars[key].isnan() or "conversation" in key:
             continue
         expected = torch.stack([values[key] - report.scalars[key] for values in without_each])

@@ -11,12 +11,18 @@ def people(seed=0, number=12, each=6, width=8, noise=1.0, dtype=torch.float64):
     draw = torch.Generator().manual_seed(seed)
     speakers = torch.arange(number).repeat_interleave(each) * 7 - 20
     voices = torch.randn(number, width, generator=draw, dtype=dtype).repeat_interleave(each, 0)
-    original, protected = (voices + noise * torch.randn(voices.shape, generator=draw, dtype=dtype) for _ in range(2))
+    original, protected = (
+        voices + noise * torch.randn(voices.shape, generator=draw, dtype=dtype) for _ in range(2)
+    )
     return original, protected, speakers
 
 
-def fading_voices(speakers=40, utterances=10, width=48, seed=0, within=1.1, falls=0.97, dtype=torch.float64):
-    """Gaussian voices whose dimensions matter less and less, their speakers and the generator for what comes next."""
+def fading_voices(
+    speakers=40, utterances=10, width=48, seed=0, within=1.1, falls=0.97, dtype=torch.float64
+):
+    """Gaussian voices whose dimensions matter less and less, their speakers and the generator for
+    what comes next.
+    """
     draw = torch.Generator().manual_seed(seed)
     names = torch.arange(speakers).repeat_interleave(utterances)
     fall = falls ** torch.arange(width)
@@ -47,7 +53,9 @@ def utterances(seed=0, rows=90, speakers=12, dtype=torch.float64, noise=1.0):
 
 
 def voices(speakers=12, utterances=8, leak=0.4, seed=0, sessions=None):
-    """Original voices, and protected ones that keep some of them, as arguments of ``update``; float64."""
+    """Original voices, and protected ones that keep some of them, as arguments of ``update``;
+    float64.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -64,11 +72,17 @@ def voices(speakers=12, utterances=8, leak=0.4, seed=0, sessions=None):
 
 
 def trials(spread=0.6, speakers=6, utterances=4, seed=0, tied=False):
-    """Scores of all pairs of protected with original utterances, without a recording and itself; labels; speakers."""
+    """Scores of all pairs of protected with original utterances, without a recording and itself;
+    labels; speakers.
+    """
     draw = torch.Generator().manual_seed(seed)
     names = torch.randperm(speakers, generator=draw).repeat_interleave(utterances) * 3 - 7
-    centres = spread * torch.randn(speakers, 8, generator=draw, dtype=torch.float64).repeat_interleave(utterances, 0)
-    sides = [centres + torch.randn(*centres.shape, generator=draw, dtype=torch.float64) for _ in range(2)]
+    centres = spread * torch.randn(
+        speakers, 8, generator=draw, dtype=torch.float64
+    ).repeat_interleave(utterances, 0)
+    sides = [
+        centres + torch.randn(*centres.shape, generator=draw, dtype=torch.float64) for _ in range(2)
+    ]
     kept = ~torch.eye(len(names), dtype=torch.bool)
     scores = (sides[0] @ sides[1].T)[kept]
     rows, columns = (side[kept] for side in torch.meshgrid(names, names, indexing="ij"))
@@ -97,14 +111,19 @@ def singling_out_arguments(references, voices):
 
 def rates(values, prefix="rate_"):
     """The rates among those values, by number of people."""
-    return {int(n): v.item() for k, v in values.items() if k.startswith(prefix) and (n := k[len(prefix) :]).isdigit()}
+    return {
+        int(n): v.item()
+        for k, v in values.items()
+        if k.startswith(prefix) and (n := k[len(prefix) :]).isdigit()
+    }
 
 
 def made_systems(number=200):
-    """Three anonymisers that confuse single utterances equally often: references and probes ``(2, S, 16, 64)``.
+    """Three anonymisers that confuse single utterances equally often: references and probes ``(2,
+    S, 16, 64)``.
 
-    A pseudo-voice that half of all people share; a key per session, that of the probes being another one; and noise
-    of every utterance, which an attacker who has more of them averages away.
+    A pseudo-voice that half of all people share; a key per session, that of the probes being
+    another one; and noise of every utterance, which an attacker who has more of them averages away.
     """
     draw = torch.Generator().manual_seed(0)
 

@@ -12,22 +12,32 @@ SESSIONS = torch.arange(24) // 4 % 2
 
 
 def scores(values):
-    given = {"preds": values.flatten()[:60], "target": TARGET, "bandwidth": 0.5, "validate_args": False}
+    given = {
+        "preds": values.flatten()[:60],
+        "target": TARGET,
+        "bandwidth": 0.5,
+        "validate_args": False,
+    }
     disclosed = F.zebra_disclosure(**given)
     return disclosed["d_ece"] + disclosed["l_w"] + F.equal_error_rate(**given)
 
 
-LOSS = PseudonymisationLoss(bandwidth=0.5)  # few cells: graphs grow with their number and take long to trace
+# few cells: graphs grow with their number and take long to trace
+LOSS = PseudonymisationLoss(bandwidth=0.5)
 
 
 def loss(values):
     return LOSS(values[:24].detach() + 1, values[:24], torch.arange(24) % 4, SESSIONS)
 
 
-@pytest.mark.parametrize("function", [scores, pytest.param(loss, marks=pytest.mark.slow)], ids=["surrogate", "losses"])
+@pytest.mark.parametrize(
+    "function", [scores, pytest.param(loss, marks=pytest.mark.slow)], ids=["surrogate", "losses"]
+)
 def test_surrogate_and_losses_compile_to_one_graph(function):
     torch._dynamo.reset()
-    values = torch.randn(24, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    values = torch.randn(
+        24, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
+    )
     found = []
     for run in (function, torch.compile(function, fullgraph=True, backend="eager")):
         value = run(values)

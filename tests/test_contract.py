@@ -53,7 +53,9 @@ def test_class_function_and_reference_agree(case):
     expected = case.reference(**rows)
     for value in (case.function(**rows), updated(case).compute()):
         if isinstance(value, dict):
-            value = {key: entry for key, entry in value.items() if not key.endswith(case.unreferenced)}
+            value = {
+                key: entry for key, entry in value.items() if not key.endswith(case.unreferenced)
+            }
         assert_same(value, expected, atol=1e-9, coarse=1e-3)
 
 
@@ -100,7 +102,9 @@ class Touched(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.elements += sum(leaf.numel() for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor))
+        self.elements += sum(
+            leaf.numel() for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor)
+        )
         return out
 
 
@@ -119,7 +123,10 @@ def test_forward_costs_the_same_however_long_the_history(case):
 def test_update_keeps_no_graph_and_no_alias(case):
     batches = case.batches()[:2]
     expected = case.function(**join(batches))
-    inputs = [mapped(b, lambda v: v.clone().requires_grad_() if v.is_floating_point() else v.clone()) for b in batches]
+    inputs = [
+        mapped(b, lambda v: v.clone().requires_grad_() if v.is_floating_point() else v.clone())
+        for b in batches
+    ]
     metric = case.metric()
     for batch in inputs:
         metric(**batch)
@@ -134,10 +141,14 @@ def test_update_keeps_no_graph_and_no_alias(case):
 
 
 @each_case
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 def test_every_floating_dtype_is_accepted(case, dtype):
     batches = case.batches(dtype=dtype)
-    expected = case.function(**mapped(join(batches), lambda v: v.double() if v.is_floating_point() else v))
+    expected = case.function(
+        **mapped(join(batches), lambda v: v.double() if v.is_floating_point() else v)
+    )
     value = updated(case, batches).compute()
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     assert_same(value, expected, atol=tolerance, rtol=tolerance)
@@ -149,7 +160,9 @@ def test_every_floating_dtype_is_accepted(case, dtype):
 def test_half_precision_casts_keep_the_state_dtype(case, change):
     metric, module = updated(case, case.batches()[:2]), torch.nn.Module()
     module.metric = metric
-    given = {"half": (), "bfloat16": (), "to": (torch.bfloat16,), "set_dtype": (torch.float16,)}[change]
+    given = {"half": (), "bfloat16": (), "to": (torch.bfloat16,), "set_dtype": (torch.float16,)}[
+        change
+    ]
     getattr(metric if change == "set_dtype" else module, change)(*given)
     assert_same(feed(metric, case.batches()[2:]).compute(), expected_value(case))
     assert_reset(case, metric)
@@ -171,12 +184,15 @@ def test_autocast_and_inference_mode_change_nothing(case):
 
 @each_case
 def test_update_stays_on_the_device_and_reads_no_value(case):
-    # Fake tensors raise where devices mix or a value is read, so this needs neither an accelerator nor a compiler.
+    # Fake tensors raise where devices mix or a value is read, so this needs neither an accelerator
+    # nor a compiler.
     with FakeTensorMode():
         with torch.device("cuda"):
             metric = case.metric(validate_args=False)
         for batch in case.batches():
-            metric.update(**mapped(batch, lambda v: torch.empty(v.shape, dtype=v.dtype, device="cuda")))
+            metric.update(
+                **mapped(batch, lambda v: torch.empty(v.shape, dtype=v.dtype, device="cuda"))
+            )
         assert {tensor.device.type for tensor in tree_leaves(metric.metric_state)} == {"cuda"}
         with pytest.raises(DataDependentOutputException):  # of a check of values
             case.metric(validate_args=True).update(**batch)
@@ -194,13 +210,28 @@ def test_undefined_data_is_nan_with_one_warning(case):
 
 
 STEPS = (
-    "Cllr", "Linkability", "TPRAtFPR", "CalibrationDistortion", "SinglingOut", "StrongestAttack", "AttributeDisclosure",
-    "LocalInformationDisclosure", "ReidentificationRate",
-)  # fmt: skip
+    "Cllr",
+    "Linkability",
+    "TPRAtFPR",
+    "CalibrationDistortion",
+    "SinglingOut",
+    "StrongestAttack",
+    "AttributeDisclosure",
+    "LocalInformationDisclosure",
+    "ReidentificationRate",
+)
 _ROWS, _EACH = torch.randn(6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(6)
 _DEFECTIVE = {
-    r"Every speaker has one utterance \(6 speakers\): add more utterances of each": (_ROWS, _ROWS.flip(0), _EACH),
-    r"All utterances \(6\) are of one speaker: add other speakers": (_ROWS, _ROWS.flip(0), 0 * _EACH),
+    r"Every speaker has one utterance \(6 speakers\): add more utterances of each": (
+        _ROWS,
+        _ROWS.flip(0),
+        _EACH,
+    ),
+    r"All utterances \(6\) are of one speaker: add other speakers": (
+        _ROWS,
+        _ROWS.flip(0),
+        0 * _EACH,
+    ),
     "All 6 protected embeddings are equal: check the anonymiser": (_ROWS, 0 * _ROWS, _EACH // 2),
     "All 6 original embeddings are equal: check the encoder": (0 * _ROWS, _ROWS, _EACH // 2),
 }
@@ -217,7 +248,9 @@ def test_warning_of_an_undefined_result_names_its_cause(case, defect):
     reasons = [str(each.message) for each in caught if "The result is NaN" in str(each.message)]
     assert all(re.search(defect, reason) for reason in reasons)
     # Equal embeddings disclose nothing, which most metrics can say.
-    assert len(reasons) == 1 or (reasons == [] and not all(part.isnan().all() for part in entries(value)))
+    assert len(reasons) == 1 or (
+        reasons == [] and not all(part.isnan().all() for part in entries(value))
+    )
 
 
 SMOOTH = [case for case in CASES if not case.name.startswith(STEPS)]
@@ -253,7 +286,9 @@ def test_collection_shares_states_and_keeps_values():
     value, rows = feed(collection, batches).compute(), join(batches)
     for case in cases:
         expected = case.function(**{name: rows[name] for name in case.batches()[0]})
-        for key, entry in expected.items() if isinstance(expected, dict) else [(case.name, expected)]:
+        for key, entry in (
+            expected.items() if isinstance(expected, dict) else [(case.name, expected)]
+        ):
             assert_same(value[key], entry)
     groups = [sorted(group) for group in collection.compute_groups.values()]
     assert ["EqualErrorRate", "Linkability", "MinCllr", "TPRAtFPR", "ZebraDisclosure"] in groups
@@ -307,8 +342,13 @@ class OneOfOne:
 def test_interrupted_compute_keeps_the_state(case, when):
     batches, group = case.batches(), OneOfOne()
     metric = updated(case, batches[:3], **group.options())
-    group.interrupted_at = 3 if when == "while gathering" else None  # the forms and the first state are through
-    compute = metric.compute if when == "while gathering" else metric._wrap_compute(Mock(side_effect=KeyboardInterrupt))
+    # the forms and the first state are through
+    group.interrupted_at = 3 if when == "while gathering" else None
+    compute = (
+        metric.compute
+        if when == "while gathering"
+        else metric._wrap_compute(Mock(side_effect=KeyboardInterrupt))
+    )
     with pytest.raises(KeyboardInterrupt):
         compute()
     group.interrupted_at = None
@@ -344,7 +384,10 @@ def test_forward_syncs_with_dist_sync_on_step(case):
 @each_case
 def test_rejected_batch_keeps_the_state(case):
     metric, (first, second, *_) = case.metric(), case.batches()
-    broken = {key: None if key in ("preds", "original", "protected") else value for key, value in first.items()}
+    broken = {
+        key: None if key in ("preds", "original", "protected") else value
+        for key, value in first.items()
+    }
     with pytest.raises((TypeError, ValueError)):
         metric.update(**broken)
     metric.update(**first)
@@ -371,7 +414,9 @@ def count_elements(root):
     seen, count, todo = set(), 0, [root]
     while todo:
         one = todo.pop()
-        if id(one) not in seen and not isinstance(one, (type, types.ModuleType, types.FunctionType)):
+        if id(one) not in seen and not isinstance(
+            one, (type, types.ModuleType, types.FunctionType)
+        ):
             seen.add(id(one))
             count += one.numel() if isinstance(one, torch.Tensor) else 0
             todo.extend(gc.get_referents(one))
@@ -407,7 +452,8 @@ def test_only_metrics_with_the_same_settings_merge(one, other):
     before, value = copy.deepcopy(first.metric_state), first.compute()
     if one == other:
         first.merge_state(second)
-        assert_same(first.compute(), value)  # a share does not change when everything is there twice
+        # a share does not change when everything is there twice
+        assert_same(first.compute(), value)
         return
     with pytest.raises(ValueError, match=r"same settings|one width|same edges"):
         first.merge_state(second)
@@ -437,7 +483,9 @@ def test_a_batch_is_stored_whole_or_not_at_all(case):
 
 def test_bins_are_stored_whole_or_not_at_all():
     for settings in ({"thresholds": 16}, {"thresholds": 16, "score_range": (-7, 7)}):
-        _assert_stored_whole(lambda settings=settings: vp.MinCllr(**settings), SCORE_CASES[0].batches())
+        _assert_stored_whole(
+            lambda settings=settings: vp.MinCllr(**settings), SCORE_CASES[0].batches()
+        )
 
 
 def _assert_stored_whole(make, batches):
@@ -457,7 +505,9 @@ def _assert_stored_whole(make, batches):
     assert_same(metric.metric_state, expected.metric_state)
 
 
-@pytest.mark.parametrize("settings", [{"thresholds": 16}, {"thresholds": 16, "score_range": (-7, 7)}])
+@pytest.mark.parametrize(
+    "settings", [{"thresholds": 16}, {"thresholds": 16, "score_range": (-7, 7)}]
+)
 def test_forward_of_a_binned_metric_is_its_value_of_the_batch(settings):
     for make in (vp.ZebraDisclosure, vp.Linkability, vp.MinCllr):
         for batch in SCORE_CASES[0].batches():

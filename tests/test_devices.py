@@ -20,7 +20,11 @@ from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, Pseudonymisati
 LOSSES = {
     "OP": DisclosureLoss,
     "OP, against attackers": partial(
-        DisclosureLoss, centred=True, flatness=1.0, attacks=("batch", "past"), session_invariance=1.0
+        DisclosureLoss,
+        centred=True,
+        flatness=1.0,
+        attacks=("batch", "past"),
+        session_invariance=1.0,
     ),
     "PP": DistinctivenessLoss,
     "both": PseudonymisationLoss,
@@ -41,8 +45,11 @@ def without_values(arguments):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_read_no_value_and_state_their_devices(name, monkeypatch):
-    # The warning about batches that train nothing reads a value in the first, second, fourth, … batch.
-    monkeypatch.setattr("vpmetrics.losses.embedding_loss.EmbeddingLoss._warn_of_useless_batches", lambda *_: None)
+    # The warning about batches that train nothing reads a value in the first, second, fourth, …
+    # batch.
+    monkeypatch.setattr(
+        "vpmetrics.losses.embedding_loss.EmbeddingLoss._warn_of_useless_batches", lambda *_: None
+    )
     rows = keyed_batch(dtype=torch.float32)
     with FakeTensorMode():
         original, protected, speakers, sessions = without_values(rows)

@@ -9,7 +9,9 @@ from vpmetrics import ReidentificationRate, SimilarityRankDisclosure
 
 
 def draw_distractors(number=7, width=8):
-    return torch.randn(number, width, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return torch.randn(
+        number, width, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+    )
 
 
 def update_with_rows(metric, original, protected, speakers, is_reference, extra):
@@ -63,7 +65,9 @@ def test_distractors_widen_the_gallery_without_references():
     ],
 )
 def test_what_are_no_distractors_raises(distractors, error, message):
-    with pytest.raises(error, match=f"`distractors` to (have )?(a )?.*{message}|`distractors` {message}"):
+    with pytest.raises(
+        error, match=f"`distractors` to (have )?(a )?.*{message}|`distractors` {message}"
+    ):
         SimilarityRankDisclosure(distractors=distractors)
 
 
@@ -71,5 +75,7 @@ def test_distractors_of_another_width_raise():
     original, protected, speakers = utterances()
     metric = SimilarityRankDisclosure(distractors=torch.zeros(3, 5))
     metric.update(original, protected, speakers)
-    with pytest.raises(ValueError, match="`distractors` to have 8 columns, as the embeddings have, but got 5"):
+    with pytest.raises(
+        ValueError, match="`distractors` to have 8 columns, as the embeddings have, but got 5"
+    ):
         metric.compute()

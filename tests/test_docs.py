@@ -1,4 +1,6 @@
-"""What documents and project files promise: code runs and prints what they show, links, names, dependencies exist."""
+"""What documents and project files promise: code runs and prints what they show, links, names,
+dependencies exist.
+"""
 
 import ast
 import dataclasses
@@ -21,7 +23,13 @@ from vpmetrics.data import demo_voices
 
 ROOT = Path(__file__).parents[1]
 GUIDE, PROJECT = ".github/CONTRIBUTING.md", "pyproject.toml"
-PAGES = ["README.md", "CHANGELOG.md", GUIDE, "vpmetrics/data/README.md", "notebooks/voices/README.md"]
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    GUIDE,
+    "vpmetrics/data/README.md",
+    "notebooks/voices/README.md",
+]
 SOURCES = sorted((ROOT / "vpmetrics").rglob("*.py"))
 PUBLIC = ["attacks", "audio", "data", "functional", "lightning", "losses", "report", "scoring"]
 OBJECTS = {
@@ -32,7 +40,13 @@ OBJECTS = {
     or (inspect.isclass(thing) and not issubclass(thing, Exception))
 }
 METRICS = [name for name in vpmetrics.__all__ if name[0].isupper()]
-FOREIGN_CLASSES = {"EarlyStopping", "LightningModule", "MetricCollection", "MetricTracker", "MinMaxMetric"}
+FOREIGN_CLASSES = {
+    "EarlyStopping",
+    "LightningModule",
+    "MetricCollection",
+    "MetricTracker",
+    "MinMaxMetric",
+}
 DISTRIBUTIONS = {"pytorch_lightning": "pytorch-lightning", "PIL": "pillow"}
 EXTRAS = {  # of the packages that need more than the core
     "plotting": ("plot",),
@@ -71,7 +85,10 @@ def test_readme_is_short_and_its_constants_are_those_of_the_library():
     assert len(text.split()) <= 1700
     assert f"{1 / (2 * math.log(2)):.2f} bit is\neverything" in text
     assert f"embeddings of {len(demo_voices().speakers.unique())} synthetic voices" in text
-    for badge, floor in {"Python": r'requires-python = ">=([\d.]+)"', "PyTorch": r'"torch>=([\d.]+)"'}.items():
+    for badge, floor in {
+        "Python": r'requires-python = ">=([\d.]+)"',
+        "PyTorch": r'"torch>=([\d.]+)"',
+    }.items():
         assert f"![{badge} {re.search(floor, text_of(PROJECT))[1]} or later]" in text
     assert len(set(re.findall(r"torch==([\d.]+)", text + text_of(GUIDE)))) == 1
     assert sorted(set(re.findall(r"\(notebooks/(\w+)\.ipynb\)", text))) == list(NOTEBOOKS)
@@ -109,7 +126,12 @@ def test_commands_in_shell_blocks_exist(capsys):
 
 
 def test_classes_and_benches_named_in_pages_and_notebooks_exist():
-    cells = [cell["source"] for name in NOTEBOOKS for cell in read_notebook(name) if cell["cell_type"] == "markdown"]
+    cells = [
+        cell["source"]
+        for name in NOTEBOOKS
+        for cell in read_notebook(name)
+        if cell["cell_type"] == "markdown"
+    ]
     prose = "\n".join([text_of("README.md"), text_of("CHANGELOG.md"), *cells])
     prose = re.sub(r"^```.*?^```$", "", prose, flags=re.MULTILINE | re.DOTALL)
     names = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", prose)) - FOREIGN_CLASSES
@@ -124,13 +146,17 @@ def test_docstrings_are_complete(name):
     thing = OBJECTS[name]
     text = inspect.getdoc(thing) or ""
     assert len(text.splitlines()[0]) > 20
-    if isinstance(thing, type) and (issubclass(thing, tuple) or dataclasses.is_dataclass(thing)):  # results
+    # results
+    if isinstance(thing, type) and (issubclass(thing, tuple) or dataclasses.is_dataclass(thing)):
         assert not text.startswith(f"{thing.__name__}("), "made by NamedTuple, not by us"
         return
-    has_own_init = getattr(thing, "__init__", None) is not torch.nn.Module.__init__  # which takes anything
+    # which takes anything
+    has_own_init = getattr(thing, "__init__", None) is not torch.nn.Module.__init__
     parameters = inspect.signature(thing).parameters if has_own_init else {}
     assert "\nExample:\n    " in text
-    assert [each for each in parameters if not re.search(rf"^    {each}:", text, re.MULTILINE)] == []
+    assert [
+        each for each in parameters if not re.search(rf"^    {each}:", text, re.MULTILINE)
+    ] == []
     assert "\nReturns:\n" in text or isinstance(thing, type) or not parameters
 
 
@@ -138,9 +164,17 @@ def functions_of(thing):
     """A function itself, or the public methods of a class with its initialiser."""
     if inspect.isfunction(thing):
         return [thing]
-    methods = [method for name, method in vars(thing).items() if name == "__init__" or not name.startswith("_")]
+    methods = [
+        method
+        for name, method in vars(thing).items()
+        if name == "__init__" or not name.startswith("_")
+    ]
     # Dataclasses and named tuples have methods that nobody wrote.
-    return [method for method in methods if inspect.isfunction(method) and method.__code__.co_filename[0] != "<"]
+    return [
+        method
+        for method in methods
+        if inspect.isfunction(method) and method.__code__.co_filename[0] != "<"
+    ]
 
 
 def names_for_types(function):
@@ -158,7 +192,9 @@ def names_for_types(function):
 def test_types_of_public_signatures_resolve(name):
     for function in functions_of(OBJECTS[name]):
         hints = typing.get_type_hints(function, localns=names_for_types(function))
-        annotated = {parameter for parameter in inspect.signature(function).parameters if parameter != "self"}
+        annotated = {
+            parameter for parameter in inspect.signature(function).parameters if parameter != "self"
+        }
         assert annotated <= set(hints) | {"cls"}, function
 
 
@@ -176,7 +212,9 @@ def test_actions_are_pinned_by_commit_and_permissions_are_stated():
         text = path.read_text(encoding="utf-8")
         actions = re.findall(r"uses: (\S+)", text)
         assert actions
-        assert [action for action in actions if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)] == []
+        assert [
+            action for action in actions if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)
+        ] == []
         assert re.search(r"^permissions:", text, re.MULTILINE), path
 
 
@@ -195,16 +233,29 @@ def test_imported_packages_are_declared_dependencies(path):
     imported = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"vpmetrics"}
     project = pytest.importorskip("tomllib").loads(text_of(PROJECT))["project"]
     extras = EXTRAS.get(path.relative_to(ROOT / "vpmetrics").parts[0], ())
-    declared = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
-    assert {DISTRIBUTIONS.get(name, name) for name in imported} <= {re.split(r"[\[>=<]", line)[0] for line in declared}
+    declared = sum(
+        (project["optional-dependencies"][extra] for extra in extras), project["dependencies"]
+    )
+    assert {DISTRIBUTIONS.get(name, name) for name in imported} <= {
+        re.split(r"[\[>=<]", line)[0] for line in declared
+    }
 
 
 def test_ci_runs_all_checks_with_the_oldest_versions_and_hooks_run_its_linters():
     for script in (".ci/run", ".ci/oldest"):
         assert os.access(ROOT / script, os.X_OK)
-        assert re.search(rf"run: .*{re.escape(script)}$", text_of(".github/workflows/ci.yml"), re.MULTILINE)
+        assert re.search(
+            rf"run: .*{re.escape(script)}$", text_of(".github/workflows/ci.yml"), re.MULTILINE
+        )
     floors = set(re.findall(r'"([\w.-]+)>=[\d.]+', text_of(PROJECT)))
-    assert {"torch", "torchmetrics", "numpy", "matplotlib", "pytorch-lightning", "lightning"} <= floors
+    assert {
+        "torch",
+        "torchmetrics",
+        "numpy",
+        "matplotlib",
+        "pytorch-lightning",
+        "lightning",
+    } <= floors
     assert not re.findall(r'"([\w.-]+)(?:==|~=|<|>(?!=))', text_of(PROJECT))
     linters = re.findall(r"^((?:ruff|mypy|lint-imports).*)$", text_of(".ci/run"), re.MULTILINE)
     assert re.findall(r"entry: (.*)", text_of(".pre-commit-config.yaml")) == linters
@@ -213,9 +264,17 @@ def test_ci_runs_all_checks_with_the_oldest_versions_and_hooks_run_its_linters()
 
 def test_contributing_guide_lists_every_module_and_uses_names_that_exist():
     guide = text_of(GUIDE)
-    code = "\n".join(path.read_text(encoding="utf-8") for path in (*SOURCES, *(ROOT / "tests").rglob("*.py")))
+    code = "\n".join(
+        path.read_text(encoding="utf-8") for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"))
+    )
     tables = re.findall(r"^### `(vpmetrics/(?:\w+/)?)`.*\n\n((?:\|.*\n)+)", guide, re.MULTILINE)
-    listed = [folder + name for folder, table in tables for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE)]
-    assert sorted(listed) == sorted(str(path.relative_to(ROOT)) for path in SOURCES if "__" not in path.name)
+    listed = [
+        folder + name
+        for folder, table in tables
+        for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE)
+    ]
+    assert sorted(listed) == sorted(
+        str(path.relative_to(ROOT)) for path in SOURCES if "__" not in path.name
+    )
     names = set(re.findall(r"`([A-Za-z_]\w+)(?:\(.*?\))?`", guide))
     assert [name for name in names if not re.search(rf"\b{name}\b", code)] == []

@@ -14,7 +14,9 @@ ATTACKS = [Plain(), Centred(), RidgeToOriginal(), Procrustes()]
 def voices(seed):
     """Original voices and the generator for what comes next."""
     draw = torch.Generator().manual_seed(seed)
-    original = torch.randn(SPEAKERS, WIDTH, generator=draw)[NAMES] + torch.randn(len(NAMES), WIDTH, generator=draw)
+    original = torch.randn(SPEAKERS, WIDTH, generator=draw)[NAMES] + torch.randn(
+        len(NAMES), WIDTH, generator=draw
+    )
     return original, draw
 
 
@@ -78,7 +80,9 @@ def test_a_steady_voice_per_speaker_links_and_says_what_the_attacker_needs():
     assert headline.needs.startswith("protected speech of the same people under the same secret")
 
 
-@pytest.mark.filterwarnings("ignore:There are no", "ignore:.*The result is NaN", "ignore:Linkability")
+@pytest.mark.filterwarnings(
+    "ignore:There are no", "ignore:.*The result is NaN", "ignore:Linkability"
+)
 def test_one_session_per_speaker_is_not_low():
     original, draw = voices(3)
     protected = torch.randn(SPEAKERS, WIDTH, generator=draw)[NAMES] + 0.4 * noise(draw)
@@ -87,7 +91,9 @@ def test_one_session_per_speaker_is_not_low():
     assert any("No speaker has two sessions" in reason for reason in headline.reasons)
 
 
-@pytest.mark.filterwarnings("ignore:.* equal another", "ignore:.*The result is NaN", "ignore:Linkability")
+@pytest.mark.filterwarnings(
+    "ignore:.* equal another", "ignore:.*The result is NaN", "ignore:Linkability"
+)
 def test_one_voice_for_all_is_neither_moderate_nor_high():
     original, draw = voices(4)
     assert judge(original, torch.ones_like(original)).level == "inconclusive"
@@ -109,7 +115,9 @@ def test_few_private_speakers_are_inconclusive():
 def test_a_number_that_one_condition_lacks_is_not_taken_from_the_other():
     draw = torch.Generator().manual_seed(7)
     names = torch.arange(40).repeat_interleave(2)
-    original = torch.randn(40, WIDTH, generator=draw)[names] + torch.randn(80, WIDTH, generator=draw)
+    original = torch.randn(40, WIDTH, generator=draw)[names] + torch.randn(
+        80, WIDTH, generator=draw
+    )
     metric = VoicePrivacy(attacks=ATTACKS, metrics="all")
     metric.update(original, original + 2 * torch.randn(80, WIDTH, generator=draw), names)
     values = metric.compute()

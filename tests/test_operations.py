@@ -1,4 +1,6 @@
-"""Growth laws of what is dispatched: `update` costs the same whatever it gets, `compute` whatever a block holds."""
+"""Growth laws of what is dispatched: `update` costs the same whatever it gets, `compute` whatever a
+block holds.
+"""
 
 import warnings
 
@@ -12,10 +14,19 @@ import vpmetrics as vp
 EMBEDDING_METRICS = {
     "similarity": vp.DeIdentification,
     "ranks": vp.SimilarityRankDisclosure,
-    "suite": lambda **settings: vp.VoicePrivacy(attacks=None, conversations=0, metrics=KEYS, **settings),
+    "suite": lambda **settings: vp.VoicePrivacy(
+        attacks=None, conversations=0, metrics=KEYS, **settings
+    ),
 }
 KEYS = ["op_d_ece", "op_eer", "op_linkability", "deid", "gvd", "pp_d_ece", "pp_mean_d"]
-SCORE_METRICS = (vp.ZebraDisclosure, vp.MinCllr, vp.Cllr, vp.EqualErrorRate, vp.Linkability, vp.TPRAtFPR)
+SCORE_METRICS = (
+    vp.ZebraDisclosure,
+    vp.MinCllr,
+    vp.Cllr,
+    vp.EqualErrorRate,
+    vp.Linkability,
+    vp.TPRAtFPR,
+)
 
 
 def rows_of(utterances):
@@ -46,15 +57,20 @@ def test_update_of_scores_is_constant_and_never_waits(metric, thresholds):
         pytest.skip("Cllr keeps sums and takes no thresholds")
     settings = {} if thresholds is None else {"thresholds": thresholds, "score_range": (-4, 4)}
     metric = metric(validate_args=False, **settings)
-    counts = [count_operations(lambda n=n: metric.update(*gaussians(n, 9 * n))) for n in (5, 5, 500, 5)]
+    counts = [
+        count_operations(lambda n=n: metric.update(*gaussians(n, 9 * n))) for n in (5, 5, 500, 5)
+    ]
     assert len({each.total for each in counts[1:]}) == 1
     assert all(each.syncs == 0 for each in counts)
 
 
 @pytest.mark.parametrize("name", EMBEDDING_METRICS)
 def test_compute_is_independent_of_utterances_within_a_block(name):
-    few, many = (count(EMBEDDING_METRICS[name](validate_args=False), rows_of(size))[1] for size in (5, 25))
-    # Of many scores the steps are looked up in a table, which takes some more operations for each condition.
+    few, many = (
+        count(EMBEDDING_METRICS[name](validate_args=False), rows_of(size))[1] for size in (5, 25)
+    )
+    # Of many scores the steps are looked up in a table, which takes some more operations for each
+    # condition.
     assert many.total <= few.total + 100
     assert many.syncs <= few.syncs + 20  # on a CPU, where reading a value costs nothing
 
@@ -62,7 +78,10 @@ def test_compute_is_independent_of_utterances_within_a_block(name):
 @pytest.mark.parametrize("name", EMBEDDING_METRICS)
 def test_compute_grows_with_the_logarithm_of_trials_as_on_a_gpu(name):
     with as_on_a_gpu():
-        few, many = (count(EMBEDDING_METRICS[name](validate_args=False), rows_of(size))[1] for size in (5, 25))
+        few, many = (
+            count(EMBEDDING_METRICS[name](validate_args=False), rows_of(size))[1]
+            for size in (5, 25)
+        )
     # PAV merges halves: twenty-five times the targets are five levels more, of seven to eleven.
     assert many.total <= 2 * few.total
     assert many.syncs <= few.syncs + 2

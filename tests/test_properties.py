@@ -1,4 +1,6 @@
-"""Properties of every metric on small random data: order, batches, labels, copies, merging, range, intervals, NaN."""
+"""Properties of every metric on small random data: order, batches, labels, copies, merging, range,
+intervals, NaN.
+"""
 
 import inspect
 import os
@@ -26,10 +28,16 @@ DATA = {  # few speakers or trials, ties, equal rows and all degenerate cases th
     "columns": st.sets(st.sampled_from(["sessions", "groups"])),
 }
 # NaN as documented: too few false alarms, no trial on one side of zero, no group of three speakers.
-UNWARNED = re.compile("tpr_at|found_in_100|conversation|lid_pos|lid_neg|worst_speaker_chance|worst_speaker_p")
+UNWARNED = re.compile(
+    "tpr_at|found_in_100|conversation|lid_pos|lid_neg|worst_speaker_chance|worst_speaker_p"
+)
 EXAMPLES = int(os.environ.get("VPMETRICS_EXAMPLES", "5"))  # of each case
 properties = settings(
-    max_examples=EXAMPLES, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=EXAMPLES,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 
@@ -38,22 +46,34 @@ def make_rows(case, seed, speakers, rows, levels, scale, protection, dtype, colu
     draw = torch.Generator().manual_seed(seed)
     example = case.batches()[0]
     rows += speakers
-    names = torch.cat([torch.arange(speakers), torch.randint(speakers, (rows - speakers,), generator=draw)])
+    names = torch.cat(
+        [torch.arange(speakers), torch.randint(speakers, (rows - speakers,), generator=draw)]
+    )
 
     def rounded(*shape):
-        return (torch.randn(*shape, generator=draw, dtype=torch.float64) * levels).round() / levels * scale
+        return (
+            (torch.randn(*shape, generator=draw, dtype=torch.float64) * levels).round()
+            / levels
+            * scale
+        )
 
     if "preds" in example:
         target = torch.rand(rows, generator=draw) < 0.4
         made = {"preds": (rounded(rows) + target * scale).to(dtype), "target": target.long()}
-        return made | ({"run": torch.randint(2, (rows,), generator=draw)} if "run" in example else {})
+        return made | (
+            {"run": torch.randint(2, (rows,), generator=draw)} if "run" in example else {}
+        )
     voices = rounded(speakers, 3)[names]
     original, protected = voices + rounded(rows, 3), voices + rounded(rows, 3)
     if protection == "constant":
         protected = torch.full_like(protected, scale)
     elif protection == "repeated":
         protected = protected[torch.randint(rows, (rows,), generator=draw)]
-    made = {"original": original.to(dtype), "protected": protected.to(dtype), "speakers": names * 3 - 5}
+    made = {
+        "original": original.to(dtype),
+        "protected": protected.to(dtype),
+        "speakers": names * 3 - 5,
+    }
     if "attributes" in example:
         return made | {"attributes": dict.fromkeys(example["attributes"], names % 2)}
     optional = {"sessions": torch.randint(2, (rows,), generator=draw), "groups": names % 2}
@@ -66,7 +86,9 @@ def compute(metric):
         warnings.simplefilter("always")
         value = metric.compute()
     return value, [
-        str(each.message) for each in caught if "equal another one of their speaker" not in str(each.message)
+        str(each.message)
+        for each in caught
+        if "equal another one of their speaker" not in str(each.message)
     ]
 
 
@@ -84,7 +106,10 @@ def by_speaker_order(value, renamed=False):
 @given(**DATA)
 def test_values_depend_only_on_the_data(case, **data):
     rows = make_rows(case, **data)
-    count, tolerance = len(next(iter(rows.values()))), 1e-7 if data["dtype"] == torch.float64 else 1e-6
+    count, tolerance = (
+        len(next(iter(rows.values()))),
+        1e-7 if data["dtype"] == torch.float64 else 1e-6,
+    )
     value, reasons = compute(feed(case.metric(), cut(rows, 1000)))
     # In another order and other batches, some of them merged from another metric.
     order = torch.randperm(count, generator=torch.Generator().manual_seed(data["seed"]))
@@ -92,9 +117,13 @@ def test_values_depend_only_on_the_data(case, **data):
     merged.merge_state(feed(case.metric(), cut(take(rows, order[count // 2 :]), 1000)))
     assert_same(compute(merged)[0], value, atol=tolerance, rtol=tolerance)
     if "speakers" in rows:
-        labels = {name: 7 - 2 * rows[name] for name in ("speakers", "sessions", "groups") if name in rows}
+        labels = {
+            name: 7 - 2 * rows[name] for name in ("speakers", "sessions", "groups") if name in rows
+        }
         renamed, _ = compute(feed(case.metric(), cut(rows | labels, 1000)))
-        assert_same(by_speaker_order(renamed, True), by_speaker_order(value), atol=tolerance, rtol=tolerance)
+        assert_same(
+            by_speaker_order(renamed, True), by_speaker_order(value), atol=tolerance, rtol=tolerance
+        )
     if isinstance(value, dict):
         value = {key: entry for key, entry in value.items() if not UNWARNED.search(key)}
     # The similarity of two speakers without a trial is NaN as documented, too.
@@ -127,11 +156,20 @@ def test_ranks_are_independent_of_the_order_of_degenerate_rows(rows, scoring):
     draw = torch.Generator().manual_seed(0)
     sides = torch.randn(2, 40, 8, generator=draw)
     scale = torch.logspace(-4, 4, 40)[:, None]
-    original, protected = 100 + 1e-6 * sides if "ulp" in rows else sides * torch.stack([scale, scale.flip(0)])
+    original, protected = (
+        100 + 1e-6 * sides if "ulp" in rows else sides * torch.stack([scale, scale.flip(0)])
+    )
     data = {"original": original, "protected": protected, "speakers": torch.arange(40) // 4}
-    for make in (Everything, partial(vp.ReidentificationRate, sizes=(5,)), partial(vp.SinglingOut, sizes=(5,))):
+    for make in (
+        Everything,
+        partial(vp.ReidentificationRate, sizes=(5,)),
+        partial(vp.SinglingOut, sizes=(5,)),
+    ):
         first, *others = (
-            compute(feed(make(scoring=scoring), [take(data, torch.randperm(40, generator=draw))]))[0] for _ in range(3)
+            compute(feed(make(scoring=scoring), [take(data, torch.randperm(40, generator=draw))]))[
+                0
+            ]
+            for _ in range(3)
         )
         for other in others:
             assert_same(other, first, atol=1e-6, rtol=1e-6)

@@ -1,4 +1,6 @@
-"""The classes of rank and local disclosure: conditions, protocols, sides, the wrong sign, no references."""
+"""The classes of rank and local disclosure: conditions, protocols, sides, the wrong sign, no
+references.
+"""
 
 import numpy as np
 import pytest
@@ -21,7 +23,9 @@ def test_class_returns_what_the_functions_return(condition, chosen):
     known = torch.rand(90, generator=torch.Generator().manual_seed(1)) < 0.4
     metric = SimilarityRankDisclosure(model="beta_binomial", condition=condition)
     # What a condition does not compare is not needed.
-    metric.update(original if "O" in condition else None, protected, speakers, known if chosen else None)
+    metric.update(
+        original if "O" in condition else None, protected, speakers, known if chosen else None
+    )
     references, inputs = ({"O": original, "P": protected}[letter] for letter in condition)
     given = inputs, speakers, references
     if chosen:
@@ -32,7 +36,8 @@ def test_class_returns_what_the_functions_return(condition, chosen):
 def test_op_excludes_only_the_same_recording():
     original, protected, speakers = utterances()
     metric, place = SimilarityRankDisclosure(condition="OP"), torch.arange(90)
-    # Originals of the first sixty, protected versions of the last sixty: thirty recordings are on both sides.
+    # Originals of the first sixty, protected versions of the last sixty: thirty recordings are on
+    # both sides.
     metric.update(original=original[:60], speakers=speakers[:60], utterances=place[:60])
     metric.update(protected=protected[30:], speakers=speakers[30:], utterances=place[30:])
     arrays = [column.numpy() for column in (original, protected, speakers)]
@@ -49,7 +54,9 @@ def test_ranks_follow_any_scoring():
     cubed = lambda a, b: torch.cosine_similarity(a[:, None], b[None], dim=2) ** 3  # noqa: E731
     plain = rank_histogram(original, speakers)
     assert torch.equal(rank_histogram(original, speakers, scoring=cubed), plain)
-    assert rank_histogram(original, speakers, scoring=PLDA().fit(original, speakers))[0] > plain[0] / 2
+    assert (
+        rank_histogram(original, speakers, scoring=PLDA().fit(original, speakers))[0] > plain[0] / 2
+    )
     metric = SimilarityRankDisclosure(condition="OO", scoring=cubed)
     assert compute(metric, original=original, speakers=speakers) == rank_disclosure(plain)
 
@@ -57,11 +64,16 @@ def test_ranks_follow_any_scoring():
 @pytest.mark.filterwarnings("ignore:.*The result is NaN")
 @pytest.mark.parametrize("metric", [SimilarityRankDisclosure, LocalInformationDisclosure])
 @pytest.mark.parametrize("intervals", [None, 0.95])
-@pytest.mark.parametrize(("condition", "is_reference"), [("OP", None), ("PP", torch.zeros(12).bool())])
+@pytest.mark.parametrize(
+    ("condition", "is_reference"), [("OP", None), ("PP", torch.zeros(12).bool())]
+)
 def test_missing_references_give_nan(metric, intervals, condition, is_reference):
     rows = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
     given = {"protected": rows, "speakers": torch.arange(12) % 4, "is_reference": is_reference}
-    assert all(value.isnan() for value in compute(metric(condition=condition, intervals=intervals), **given).values())
+    assert all(
+        value.isnan()
+        for value in compute(metric(condition=condition, intervals=intervals), **given).values()
+    )
 
 
 def test_mirrored_embeddings_disclose_with_a_negative_slope():

@@ -1,4 +1,6 @@
-"""The metrics of a population: protocols, averaged utterances, attacks, and systems of one equal error rate."""
+"""The metrics of a population: protocols, averaged utterances, attacks, and systems of one equal
+error rate.
+"""
 
 import pytest
 import torch
@@ -9,7 +11,12 @@ from torch.testing import assert_close
 from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
 from vpmetrics._scores.registry import scalar_keys
 from vpmetrics.attacks import Plain, RidgeToOriginal
-from vpmetrics.functional import conversations, equal_error_rate, rank_histogram, reidentification_rate
+from vpmetrics.functional import (
+    conversations,
+    equal_error_rate,
+    rank_histogram,
+    reidentification_rate,
+)
 
 
 def test_a_probe_is_a_conversation_and_a_reference_all_that_is_known():
@@ -17,9 +24,13 @@ def test_a_probe_is_a_conversation_and_a_reference_all_that_is_known():
     is_reference, sizes = torch.arange(72) % 9 < 5, (2, 5, 8)
     metric = ReidentificationRate(sizes, conversation=2)
     known, names = protected[is_reference], speakers[is_reference]
-    unknown, _, others, _ = conversations(protected[~is_reference], None, speakers[~is_reference], 2)
+    unknown, _, others, _ = conversations(
+        protected[~is_reference], None, speakers[~is_reference], 2
+    )
     expected = reidentification_rate(rank_histogram(unknown, others, known, names), sizes)
-    assert_close(compute(metric, None, protected, speakers, is_reference), expected, rtol=0, atol=1e-12)
+    assert_close(
+        compute(metric, None, protected, speakers, is_reference), expected, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
@@ -28,13 +39,19 @@ def test_probes_exclude_reference_utterances(metric, condition):
     # Utterances that say nothing but which they are: only one and the same would be found.
     noise = torch.randn(400, 64, generator=torch.Generator().manual_seed(4))
     found = compute(metric(sizes=(20,), condition=condition), noise, noise, torch.arange(400) // 20)
-    assert found["rate_20"] < 0.12 if metric is ReidentificationRate else found["singling_out_20"] < 0.45
+    assert (
+        found["rate_20"] < 0.12
+        if metric is ReidentificationRate
+        else found["singling_out_20"] < 0.45
+    )
 
 
 def test_probes_exclude_protected_versions_of_references():
-    # Every protected utterance is its original, and far from all others: only those would be found whose original the
-    # attacker has, were they probes.
-    own = 1000 * torch.randn(160, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # Every protected utterance is its original, and far from all others: only those would be found
+    # whose original the attacker has, were they probes.
+    own = 1000 * torch.randn(
+        160, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     metric = ReidentificationRate(sizes=(20,), condition="OP", scoring="euclidean")
     assert compute(metric, own, own, torch.arange(160) // 8)["rate_20"] < 0.15
 
@@ -42,12 +59,18 @@ def test_probes_exclude_protected_versions_of_references():
 def test_utterances_are_averaged_within_each_session():
     # Within a session everybody has a voice of their own, across sessions nobody has.
     draw = torch.Generator().manual_seed(0)
-    keyed = torch.randn(20, 2, 1, 16, generator=draw) + 0.1 * torch.randn(20, 2, 6, 16, generator=draw)
+    keyed = torch.randn(20, 2, 1, 16, generator=draw) + 0.1 * torch.randn(
+        20, 2, 6, 16, generator=draw
+    )
     speakers = torch.arange(20).repeat_interleave(12)
     sessions = torch.arange(240) // 6 % 2
     rows = None, keyed.flatten(0, 2), speakers
     within, across = (
-        compute(ReidentificationRate((20,), conversation=3, condition=condition), *rows, sessions=sessions)["rate_20"]
+        compute(
+            ReidentificationRate((20,), conversation=3, condition=condition),
+            *rows,
+            sessions=sessions,
+        )["rate_20"]
         for condition in ("within", "across")
     )
     assert within == 1
@@ -59,24 +82,37 @@ def test_galleries_stay_within_a_group(metric):
     _, protected, speakers = people(number=30, each=8, noise=2.0)
     groups = (torch.arange(240) >= 80).long() * 4
     together = compute(metric(sizes=(5, 10)), None, protected, speakers, groups=groups)
-    apart = [compute(metric(sizes=(5, 10)), None, protected[groups == g], speakers[groups == g]) for g in (0, 4)]
+    apart = [
+        compute(metric(sizes=(5, 10)), None, protected[groups == g], speakers[groups == g])
+        for g in (0, 4)
+    ]
     for name, value in together.items():
         one, two = (of[name] for of in apart)
-        expected = torch.hypot(one / 3, two * 2 / 3) if name.endswith("_error") else (one + 2 * two) / 3
+        expected = (
+            torch.hypot(one / 3, two * 2 / 3) if name.endswith("_error") else (one + 2 * two) / 3
+        )
         assert_close(value, torch.tensor(10.0).to(value) if name == "gallery" else expected)
 
 
 def test_attack_is_applied_before_averaging():
     original, _, speakers = people(number=12, each=6, noise=0.3)
-    turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    turn = torch.linalg.qr(
+        torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    )[0]
 
     class Turned:
         def attack(self, original, protected):
             return original, None if protected is None else (protected - 5) @ turn.T
 
     plain, attacked, clear = (
-        compute(ReidentificationRate((12,), 2, condition="OP", attack=attack), original, rows, speakers)["rate_12"]
-        for attack, rows in ((None, original @ turn + 5), (Turned(), original @ turn + 5), (None, original))
+        compute(
+            ReidentificationRate((12,), 2, condition="OP", attack=attack), original, rows, speakers
+        )["rate_12"]
+        for attack, rows in (
+            (None, original @ turn + 5),
+            (Turned(), original @ turn + 5),
+            (None, original),
+        )
     )
     assert plain < 0.4
     assert attacked >= clear - 0.05 > 0.9
@@ -87,17 +123,27 @@ def test_rates_separate_three_systems_of_equal_eer():
     for spoken in made_systems().values():
         first, second = torch.nn.functional.normalize(spoken[:, :, :2].flatten(1, 2), dim=-1)
         of_pair = torch.arange(200).repeat_interleave(2)
-        assert equal_error_rate(first @ second.T, of_pair[:, None] == of_pair).item() == pytest.approx(0.325, abs=0.012)
-        rows = None, spoken.flatten(0, 2), torch.arange(200).repeat_interleave(16).repeat(2), torch.arange(6400) < 3200
+        assert equal_error_rate(
+            first @ second.T, of_pair[:, None] == of_pair
+        ).item() == pytest.approx(0.325, abs=0.012)
+        rows = (
+            None,
+            spoken.flatten(0, 2),
+            torch.arange(200).repeat_interleave(16).repeat(2),
+            torch.arange(6400) < 3200,
+        )
         found.append(
             {
-                metric: [next(iter(compute(metric((100,), length), *rows).values())) for length in (1, 8)]
+                metric: [
+                    next(iter(compute(metric((100,), length), *rows).values())) for length in (1, 8)
+                ]
                 for metric in (ReidentificationRate, SinglingOut)
             }
         )
     shared, keyed, noisy = (systems[ReidentificationRate] for systems in found)
-    # One sentence: half of all people are out; whoever shares a voice or has another key is harder to find, yet a key
-    # leaves everybody somebody to stand out as. Eight of them: noise is gone, a key is as good as before.
+    # One sentence: half of all people are out; whoever shares a voice or has another key is harder
+    # to find, yet a key leaves everybody somebody to stand out as. Eight of them: noise is gone, a
+    # key is as good as before.
     assert shared[0] < 0.03 < 0.05 < keyed[0] < 0.15 < 0.35 < noisy[0]
     assert shared[1] < 0.03 < 0.05 < keyed[1] < 0.15 < 0.95 < noisy[1]
     shared, keyed, noisy = (systems[SinglingOut] for systems in found)
@@ -113,7 +159,9 @@ def test_suite_matches_the_metric_classes(sessions):
     conditions = ("OO", "OP", "PP", "within", "across") if sessions else ("OO", "OP", "PP")
     assert tuple(values) == scalar_keys(conditions, has_sessions=sessions, sizes=sizes)
     for condition in conditions:
-        for each in (ReidentificationRate, SinglingOut)[: 1 if condition in ("within", "across") else 2]:
+        for each in (ReidentificationRate, SinglingOut)[
+            : 1 if condition in ("within", "across") else 2
+        ]:
             for name, value in compute(each(sizes=sizes, condition=condition), **rows).items():
                 if not name.startswith("chance"):
                     assert_close(values[f"{condition.lower()}_{name}"], value, rtol=0, atol=0)
@@ -123,7 +171,9 @@ def test_suite_matches_the_metric_classes(sessions):
 def test_strongest_attack_rate_uses_the_gallery_of_a_fold():
     # Every voice rotated by one secret: cosines show nothing of it, and a fitted map undoes it.
     original, _, speakers = people(number=24, each=8, width=16, noise=0.5)
-    turn = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    turn = torch.linalg.qr(
+        torch.randn(16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    )[0]
     metric = VoicePrivacy(sizes=(4, 100), attacks=[Plain(), RidgeToOriginal()])
     values = compute(metric, original, original @ turn, speakers)
     assert values["op_gallery_strongest"] == 4  # 24 speakers in five folds

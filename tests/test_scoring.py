@@ -19,7 +19,11 @@ from vpmetrics.scoring import PLDA
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("cosine", [[0.96, 1], [0, 0]]), ("dot", [[24, 25], [0, 0]]), ("euclidean", [[-math.sqrt(2), 0], [-5, -5]])],
+    [
+        ("cosine", [[0.96, 1], [0, 0]]),
+        ("dot", [[24, 25], [0, 0]]),
+        ("euclidean", [[-math.sqrt(2), 0], [-5, -5]]),
+    ],
 )
 def test_named_scores(name, expected):
     a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[4.0, 3.0], [3.0, 4.0]])
@@ -34,20 +38,32 @@ def test_scoring_is_independent_of_requires_grad(most_pairs, monkeypatch):
     layer, values = torch.nn.Linear(6, 6, dtype=torch.float64), []
     for is_trained in (True, False):
         layer.requires_grad_(is_trained)
-        scalars = make_report(join(embeddings()), scoring=lambda a, b: layer(a) @ layer(b).T).scalars
+        scalars = make_report(
+            join(embeddings()), scoring=lambda a, b: layer(a) @ layer(b).T
+        ).scalars
         values.append({key: value.detach() for key, value in scalars.items()})
     assert_same(*values)
 
 
 @pytest.fixture(scope="module")
 def model():
-    """Mean and covariances between and within speakers, with utterances of 3,000 speakers and a PLDA fitted on them."""
+    """Mean and covariances between and within speakers, with utterances of 3,000 speakers and a
+    PLDA fitted on them.
+    """
     draw = torch.Generator().manual_seed(0)
     factors = torch.randn(2, 4, 4, generator=draw, dtype=torch.float64)
     between, within = factors @ factors.mT + 0.3 * torch.eye(4)
-    mean, voices, noise = torch.randn(18_001, 4, generator=draw, dtype=torch.float64).split([1, 3000, 15_000])
-    voices, noise = voices @ torch.linalg.cholesky(between).T, noise @ torch.linalg.cholesky(within).T
-    rows, speakers = mean + voices.repeat_interleave(5, 0) + noise, torch.arange(3000).repeat_interleave(5)
+    mean, voices, noise = torch.randn(18_001, 4, generator=draw, dtype=torch.float64).split(
+        [1, 3000, 15_000]
+    )
+    voices, noise = (
+        voices @ torch.linalg.cholesky(between).T,
+        noise @ torch.linalg.cholesky(within).T,
+    )
+    rows, speakers = (
+        mean + voices.repeat_interleave(5, 0) + noise,
+        torch.arange(3000).repeat_interleave(5),
+    )
     return (mean[0], between, within), rows, PLDA().fit(rows, speakers)
 
 
@@ -62,7 +78,10 @@ def test_plda_is_the_ratio_of_gaussian_densities(model):
     between, within = covariances(plda)
     total = between + within
     pair = torch.cat([torch.cat([total, between], 1), torch.cat([between, total], 1)])
-    joint, alone = MultivariateNormal(plda.mean.repeat(2), pair), MultivariateNormal(plda.mean, total)
+    joint, alone = (
+        MultivariateNormal(plda.mean.repeat(2), pair),
+        MultivariateNormal(plda.mean, total),
+    )
     a, b = x[:6], x[3:8]
     together = torch.cat([a[:, None].expand(6, 5, 4), b.expand(6, 5, 4)], dim=2)
     expected = joint.log_prob(together) - alone.log_prob(a)[:, None] - alone.log_prob(b)
@@ -89,11 +108,17 @@ def test_metric_with_plda_scoring_can_be_pickled():
 
 def test_metrics_are_invariant_to_increasing_score_maps():
     original, protected, speakers = join(embeddings()).values()
-    rows = torch.nn.functional.normalize(original), torch.nn.functional.normalize(protected), speakers
+    rows = (
+        torch.nn.functional.normalize(original),
+        torch.nn.functional.normalize(protected),
+        speakers,
+    )
     cosine = voice_similarity_matrix(*rows)
     for scoring in ("dot", lambda a, b: (a @ b.T).exp()):
         assert_close(voice_similarity_matrix(*rows, scoring=scoring), cosine)
-    assert_close(voice_similarity_matrix(*rows, scoring="euclidean").oo, cosine.oo, atol=1e-6, rtol=0)
+    assert_close(
+        voice_similarity_matrix(*rows, scoring="euclidean").oo, cosine.oo, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e10, 1e19, 1e30])

@@ -1,4 +1,6 @@
-"""Similarity matrices, DeID and G_VD: golden sets, the bundled voices, hand values, and thin data."""
+"""Similarity matrices, DeID and G_VD: golden sets, the bundled voices, hand values, and thin
+data.
+"""
 
 import math
 import warnings
@@ -13,7 +15,12 @@ from torch.testing import assert_close
 from vpmetrics import VoiceSimilarityMatrix
 from vpmetrics._scores import pair_blocks
 from vpmetrics.data import demo_voices
-from vpmetrics.functional import de_identification, diagonal_dominance, voice_distinctiveness, voice_similarity_matrix
+from vpmetrics.functional import (
+    de_identification,
+    diagonal_dominance,
+    voice_distinctiveness,
+    voice_similarity_matrix,
+)
 
 
 @pytest.mark.parametrize("name", EMBEDDING_SETS)
@@ -25,8 +32,12 @@ def test_golden_sets(name, similarity):
     for condition, matrix in zip(CONDITIONS, matrices[:3], strict=True):
         assert_close(matrix.numpy(), expected[condition], atol=1e-9, rtol=0)
     assert matrices.speakers.tolist() == sorted(set(rows[2].tolist()))
-    assert de_identification(matrices.oo, matrices.op).item() == pytest.approx(expected["deid"], abs=1e-7)
-    assert voice_distinctiveness(matrices.oo, matrices.pp).item() == pytest.approx(expected["gvd"], abs=1e-6)
+    assert de_identification(matrices.oo, matrices.op).item() == pytest.approx(
+        expected["deid"], abs=1e-7
+    )
+    assert voice_distinctiveness(matrices.oo, matrices.pp).item() == pytest.approx(
+        expected["gvd"], abs=1e-6
+    )
 
 
 def test_bundled_systems_rank_as_published():
@@ -42,7 +53,9 @@ def test_bundled_systems_rank_as_published():
 def test_diagonal_dominance_by_hand():
     matrix = torch.tensor([[0.5, 0.25, 0.125], [0.25, 0.5, 0.125], [0.25, 0.25, 0.5]])
     assert diagonal_dominance(matrix).item() == pytest.approx(0.5 - 1.25 / 6)
-    assert diagonal_dominance(matrix, log_domain=True).item() == pytest.approx((4 * 2 + 2 * 3) / 6 - 1)
+    assert diagonal_dominance(matrix, log_domain=True).item() == pytest.approx(
+        (4 * 2 + 2 * 3) / 6 - 1
+    )
     assert diagonal_dominance(torch.eye(4)) == 1
     assert diagonal_dominance(1 - torch.eye(4)) == 1
     assert diagonal_dominance(torch.full((4, 4), 0.3)).item() == pytest.approx(0, abs=1e-7)
@@ -55,7 +68,9 @@ def test_undefined_ratios():
     flat = torch.full((3, 3), 0.4)
     with pytest.warns(UserWarning, match="no dominant diagonal"):
         assert de_identification(flat, torch.eye(3)).isnan()
-    with pytest.warns(UserWarning, match="no dominant diagonal: its voices are all alike, and G_VD is -inf"):
+    with pytest.warns(
+        UserWarning, match="no dominant diagonal: its voices are all alike, and G_VD is -inf"
+    ):
         assert voice_distinctiveness(torch.eye(3), flat) == -math.inf
     assert de_identification(torch.eye(3), flat) == 1
 
@@ -66,7 +81,9 @@ def test_duplicate_utterances_count_once():
     padded = {key: torch.cat([value, value[:25]]) for key, value in rows.items()}
     metric.update(**padded, utterances=torch.cat([torch.arange(150), torch.arange(25)]) * 17 - 300)
     assert_close(metric.compute(), plain)
-    with pytest.warns(UserWarning, match="25 of 175 original embeddings equal another one of their speaker"):
+    with pytest.warns(
+        UserWarning, match="25 of 175 original embeddings equal another one of their speaker"
+    ):
         assert not torch.equal(voice_similarity_matrix(**padded).oo, plain.oo)
 
 
@@ -98,7 +115,13 @@ def test_a_speaker_with_one_utterance_has_no_similarity_to_itself():
 
 @pytest.mark.parametrize(
     "vectors",
-    [torch.zeros(24, 5), torch.ones(24, 5), torch.randn(24, 2), torch.randn(24, 65_536), torch.randn(24, 3).bfloat16()],
+    [
+        torch.zeros(24, 5),
+        torch.ones(24, 5),
+        torch.randn(24, 2),
+        torch.randn(24, 65_536),
+        torch.randn(24, 3).bfloat16(),
+    ],
     ids=["zero", "identical", "2 wide", "65536 wide", "bfloat16"],
 )
 def test_unusual_vectors_never_raise(vectors, monkeypatch):

@@ -1,4 +1,6 @@
-"""Any sequence of what is done to a metric leaves exactly the batches that were accepted since the last reset."""
+"""Any sequence of what is done to a metric leaves exactly the batches that were accepted since the
+last reset.
+"""
 
 import copy
 import os
@@ -18,11 +20,26 @@ SEQUENCES = int(os.environ.get("VPMETRICS_SEQUENCES", "200"))  # over all metric
 METRICS = {case.name: case for case in CASES}
 SETTINGS = {
     "MinCllr, learnt bins": (METRICS["MinCllr"], lambda: vp.MinCllr(thresholds=16)),
-    "MinCllr, given bins": (METRICS["MinCllr"], lambda: vp.MinCllr(thresholds=16, score_range=(-7, 7))),
+    "MinCllr, given bins": (
+        METRICS["MinCllr"],
+        lambda: vp.MinCllr(thresholds=16, score_range=(-7, 7)),
+    ),
 }
 MACHINES = {name: (case, case.metric) for name, case in METRICS.items()} | SETTINGS
-SLOW = ("VoicePrivacy", "StrongestAttack", "AttributeDisclosure", "SinglingOut")  # whose value is compared elsewhere
-STEPS = ("update", "forward", "compute", "reset", "merge", "load", "pickle", "copy", "move", "interrupt")
+# whose value is compared elsewhere
+SLOW = ("VoicePrivacy", "StrongestAttack", "AttributeDisclosure", "SinglingOut")
+STEPS = (
+    "update",
+    "forward",
+    "compute",
+    "reset",
+    "merge",
+    "load",
+    "pickle",
+    "copy",
+    "move",
+    "interrupt",
+)
 
 
 class Interrupts(TorchDispatchMode):
@@ -110,7 +127,13 @@ def assert_holds(metric, make, accepted):
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-@given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3), st.integers(0, 40)), min_size=1, max_size=8))
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(STEPS), st.integers(0, 3), st.integers(0, 40)),
+        min_size=1,
+        max_size=8,
+    )
+)
 def test_any_sequence_leaves_the_accepted_batches(name, steps):
     case, make = MACHINES[name]
     is_slow = name in SLOW

@@ -22,7 +22,9 @@ def test_key_per_session_links_only_within_sessions():
     sessions, place = torch.arange(240) % 2, torch.arange(240) // 12
     # A pseudo-voice per speaker, and in each session another one, or not.
     pseudo, noise = 2 * normal(2, 20, 24, seed=1), normal(240, 24, seed=2)
-    values = compute(Everything(attacks=FEW), original, pseudo[sessions, place] + noise, names, sessions=sessions)
+    values = compute(
+        Everything(attacks=FEW), original, pseudo[sessions, place] + noise, names, sessions=sessions
+    )
     assert values["within_d_ece"] > 0.6
     assert values["across_d_ece"] < 0.02
     assert values["across_d_ece_strongest"] < 0.05
@@ -40,8 +42,15 @@ def test_calibration_is_evaluated_on_held_out_sessions():
     found = compute(metric, *rows, sessions=sessions)["op_c_ece"]
     # By hand: sessions 1 and 2 against session 0, both ways.
     unit = [torch.nn.functional.normalize(side) for side in rows[:2]]
-    scores, same, other = unit[0] @ unit[1].T, names[:, None] == names, ~torch.eye(240, dtype=torch.bool)
-    runs = [(scores[:, of][other[:, of]], same[:, of][other[:, of]]) for of in (sessions > 0, sessions == 0)]
+    scores, same, other = (
+        unit[0] @ unit[1].T,
+        names[:, None] == names,
+        ~torch.eye(240, dtype=torch.bool),
+    )
+    runs = [
+        (scores[:, of][other[:, of]], same[:, of][other[:, of]])
+        for of in (sessions > 0, sessions == 0)
+    ]
     values = [calibration_distortion(*runs[k], *runs[1 - k]) for k in (0, 1)]
     assert_close(found, sum(values) / 2, atol=1e-9, rtol=0)
 
@@ -65,15 +74,22 @@ def test_missing_columns():
     with pytest.raises(ValueError, match="Expected `is_reference` with enrolment='speaker'"):
         VoicePrivacy(attacks=None, enrolment="speaker").update(original, protected, names)
     with pytest.warns(UserWarning, match="sessions"):
-        assert compute(StrongestAttack("across", attacks=FEW), original, protected, names)["d_ece_strongest"].isnan()
+        assert compute(StrongestAttack("across", attacks=FEW), original, protected, names)[
+            "d_ece_strongest"
+        ].isnan()
 
 
 def watching():
-    """A metric whose attackers learn most from what they observe, with its batch and what to observe."""
+    """A metric whose attackers learn most from what they observe, with its batch and what to
+    observe.
+    """
     matrix = torch.linalg.qr(normal(16, 16, seed=2))[0]
     batch, observed = (
         (original, original @ matrix, names)
-        for original, _, names in (people(number=8, each=4, width=16), people(seed=1, number=30, width=16))
+        for original, _, names in (
+            people(number=8, each=4, width=16),
+            people(seed=1, number=30, width=16),
+        )
     )
     return StrongestAttack(attacks=FEW), batch, observed
 

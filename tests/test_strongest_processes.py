@@ -1,4 +1,6 @@
-"""The strongest attack and the suite over processes: as one would say, whoever saw and observed what."""
+"""The strongest attack and the suite over processes: as one would say, whoever saw and observed
+what.
+"""
 
 import warnings
 from functools import partial
@@ -25,10 +27,17 @@ def batches(seed, speakers, first=0):
     names = torch.arange(6 * speakers) % speakers
     own = torch.randn(speakers, 10, generator=draw, dtype=torch.float64)
     original = own[names] + 0.5 * torch.randn(len(names), 10, generator=draw, dtype=torch.float64)
-    turn = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(7), dtype=torch.float64))[0]
+    turn = torch.linalg.qr(
+        torch.randn(10, 10, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    )[0]
     protected = original @ turn
     columns = (original, protected, names + first, torch.arange(len(names)) // speakers % 2)
-    return list(zip(*(column.split([len(names) // 2, 1, 7, len(names) // 2 - 8]) for column in columns), strict=True))
+    return list(
+        zip(
+            *(column.split([len(names) // 2, 1, 7, len(names) // 2 - 8]) for column in columns),
+            strict=True,
+        )
+    )
 
 
 METRICS = (
@@ -53,10 +62,14 @@ def _process(rank, world, path):
     # Before there is a group, a process is on its own.
     expected = [give(make(), measured, watched[:3]).compute() for make in METRICS]
     assert expected[1] != give(METRICS[1](), measured, []).compute()  # what is observed counts
-    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=world
+    )
     for seen, observed in SHARES[world]:
         for make, alone in zip(METRICS, expected, strict=True):
-            metric = give(make(), [measured[i] for i in seen[rank]], [watched[i] for i in observed[rank]])
+            metric = give(
+                make(), [measured[i] for i in seen[rank]], [watched[i] for i in observed[rank]]
+            )
             assert_close(metric.compute(), alone, atol=1e-9, rtol=0, equal_nan=True)
     assert all(bool(value.isnan()) for value in StrongestAttack(attacks=FEW).compute().values())
     torch.distributed.destroy_process_group()

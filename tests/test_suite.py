@@ -47,7 +47,10 @@ def test_plot_without_the_keys_it_draws_says_which_it_needs():
     metric = vp.VoicePrivacy(metrics=["disclosure"], attacks=None)
     metric.update(torch.eye(4), torch.eye(4).flip(0), torch.tensor([0, 0, 1, 1]))
     with pytest.raises(
-        ValueError, match="Expected the keys 'deid' and 'gvd' of system, which are drawn, but 'deid' is missing"
+        ValueError,
+        match=(
+            "Expected the keys 'deid' and 'gvd' of system, which are drawn, but 'deid' is missing"
+        ),
     ):
         metric.plot()
 
@@ -58,7 +61,9 @@ def test_plot_draws_the_trade_off_of_several_systems():
     _, ax = metric.plot(label="one")
     _, ax = metric.plot({"two": {**value, "deid": value["deid"] - 0.1}, "three": value}, ax=ax)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "two", "three"]
-    first, second, _ = (line.get_xydata()[0].tolist() for line in ax.lines if line.get_gid() == "system")
+    first, second, _ = (
+        line.get_xydata()[0].tolist() for line in ax.lines if line.get_gid() == "system"
+    )
     assert first == pytest.approx([100 * value["deid"].item(), value["gvd"].item()])
     assert second[0] == pytest.approx(first[0] - 10)
 
@@ -153,5 +158,7 @@ def test_the_verdict_goes_by_95_percent_intervals_whatever_is_shown(intervals):
             everything = Everything(intervals=0.95, metrics=[key])
             everything.update(**join(embeddings()))
             ends = everything.compute()
-            assert (risk.low, risk.high) == pytest.approx((float(ends[f"{key}_low"]), float(ends[f"{key}_high"])))
+            assert (risk.low, risk.high) == pytest.approx(
+                (float(ends[f"{key}_low"]), float(ends[f"{key}_high"]))
+            )
     assert {"found_in_100_low", "disclosure_conversation_high"} <= set(values)

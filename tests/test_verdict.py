@@ -20,8 +20,18 @@ EVERYTHING = (0.45, 0.7214)  # as much as the original speech discloses, or all
 SYSTEMS = {
     "nothing is done": (ORIGINAL, EVERYTHING, "high", False),
     "rotation": (ROTATED, EVERYTHING, "high", False),
-    "rotation and a gain per utterance": (ROTATED * (3 * normal(400, 1)).exp(), EVERYTHING, "high", False),
-    "rotation with one loud row": (torch.cat([1e6 * NOISE[:1], ROTATED[1:]]), EVERYTHING, "high", False),
+    "rotation and a gain per utterance": (
+        ROTATED * (3 * normal(400, 1)).exp(),
+        EVERYTHING,
+        "high",
+        False,
+    ),
+    "rotation with one loud row": (
+        torch.cat([1e6 * NOISE[:1], ROTATED[1:]]),
+        EVERYTHING,
+        "high",
+        False,
+    ),
     "scales from 1e-3 to 1e3": (ROTATED * torch.logspace(-3, 3, 48), EVERYTHING, "high", False),
     "negation": (-ORIGINAL, EVERYTHING, "high", False),
     "two speakers swapped": (SWAPPED, EVERYTHING, "high", False),

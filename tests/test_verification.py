@@ -1,4 +1,6 @@
-"""Cllr, minimum Cllr, equal error rate, linkability: golden sets, hand values, invariances, edges."""
+"""Cllr, minimum Cllr, equal error rate, linkability: golden sets, hand values, invariances,
+edges.
+"""
 
 import math
 
@@ -27,13 +29,20 @@ from vpmetrics.functional import (
 def test_golden_sets(name):
     *trials, expected = score_set(name)
     trials = [torch.from_numpy(side) for side in trials]
-    functions = {"min_cllr": min_cllr, "rocch_eer": equal_error_rate, "cllr": cllr, "d_sys_sum": linkability}
+    functions = {
+        "min_cllr": min_cllr,
+        "rocch_eer": equal_error_rate,
+        "cllr": cllr,
+        "d_sys_sum": linkability,
+    }
     for key, function in functions.items():
         assert function(*trials).item() == pytest.approx(expected[key], abs=1e-9, nan_ok=True), key
 
 
 def test_cllr_of_extreme_ratios_is_finite():
-    assert cllr(torch.tensor([-800.0, 800.0]), torch.tensor([1, 0])).item() == pytest.approx(800 / math.log(2))
+    assert cllr(torch.tensor([-800.0, 800.0]), torch.tensor([1, 0])).item() == pytest.approx(
+        800 / math.log(2)
+    )
     assert cllr(torch.tensor([math.inf, -math.inf]), torch.tensor([1, 0])) == 0
     assert cllr(torch.tensor([-math.inf, 0.0]), torch.tensor([1, 0])) == math.inf
     assert cllr(torch.zeros(2), torch.tensor([1, 0])) == 1
@@ -60,7 +69,13 @@ def test_measures_are_invariant_to_increasing_maps(function):
     draw = torch.Generator().manual_seed(0)
     preds = torch.randn(500, generator=draw, dtype=torch.float64)
     target = torch.rand(500, generator=draw) < torch.sigmoid(preds)
-    for change in (torch.exp, torch.atan, lambda s: 1e5 * s - 3, lambda s: s.pow(3) * 1e6, lambda s: s / 8 - 100):
+    for change in (
+        torch.exp,
+        torch.atan,
+        lambda s: 1e5 * s - 3,
+        lambda s: s.pow(3) * 1e6,
+        lambda s: s / 8 - 100,
+    ):
         assert_close(function(change(preds), target), function(preds, target))
 
 
@@ -68,7 +83,10 @@ def trials(size, levels, seed):
     """Scores of few levels tie often; None for scores that never do."""
     draw = torch.Generator().manual_seed(seed)
     target = torch.arange(size) < torch.randint(1, size, (1,), generator=draw)
-    preds = torch.randn(size, generator=draw, dtype=torch.float64) + target * torch.rand(1, generator=draw) * 3
+    preds = (
+        torch.randn(size, generator=draw, dtype=torch.float64)
+        + target * torch.rand(1, generator=draw) * 3
+    )
     return (preds if levels is None else (preds * levels).round()), target
 
 
@@ -90,7 +108,10 @@ def test_kaldi_rounds_the_raw_rate_up_to_whole_targets():
         preds, target = trials(60, None, seed)
         printed = reference.verification.kaldi_equal_error_rate(preds.numpy(), target.numpy())
         targets = target.sum().item()
-        assert math.ceil(raw_equal_error_rate(preds, target).item() * targets - 1e-9) / targets == printed
+        assert (
+            math.ceil(raw_equal_error_rate(preds, target).item() * targets - 1e-9) / targets
+            == printed
+        )
 
 
 def test_raw_rates_by_hand():
@@ -98,8 +119,11 @@ def test_raw_rates_by_hand():
     assert raw_equal_error_rate(torch.arange(5.0), target) == 1
     assert raw_equal_error_rate(-torch.arange(5.0), target) == 0
     assert raw_equal_error_rate(torch.zeros(5), target) == 0.5
-    # One of four non-targets above the only target: a threshold at that target accepts a quarter and misses none.
-    assert raw_equal_error_rate(torch.tensor([1.0, 0, 0, 0, 2]), torch.tensor([1, 0, 0, 0, 0])) == 0.25
+    # One of four non-targets above the only target: a threshold at that target accepts a quarter
+    # and misses none.
+    assert (
+        raw_equal_error_rate(torch.tensor([1.0, 0, 0, 0, 2]), torch.tensor([1, 0, 0, 0, 0])) == 0.25
+    )
     assert min_dcf(torch.zeros(5), target) == min_dcf(torch.arange(5.0), target) == 1
     assert min_dcf(-torch.arange(5.0), target) == 0
 
@@ -120,7 +144,10 @@ def test_linkability_is_invariant_to_shift_and_scale():
 
 
 def test_trapezoid_rule_of_the_challenges_underestimates_linkability():
-    preds, target = torch.cat([torch.arange(300.0), torch.arange(100.0, 400.0)]), torch.arange(600) >= 300
+    preds, target = (
+        torch.cat([torch.arange(300.0), torch.arange(100.0, 400.0)]),
+        torch.arange(600) >= 300,
+    )
     edges = np.linspace(0, 399, 300 // 10 + 1)
     p, q = (np.histogram(preds[target == k], edges)[0] / 300 for k in (1, 0))
     link = p * np.where(p > q, (p - q) / np.maximum(p + q, 1e-300), 0)
@@ -130,7 +157,9 @@ def test_trapezoid_rule_of_the_challenges_underestimates_linkability():
     assert trapezoid < link.sum() - 0.01
 
 
-@pytest.mark.parametrize("preds", [torch.ones(40), torch.tensor([math.inf] * 20 + [0.0] * 20)], ids=["constant", "inf"])
+@pytest.mark.parametrize(
+    "preds", [torch.ones(40), torch.tensor([math.inf] * 20 + [0.0] * 20)], ids=["constant", "inf"]
+)
 def test_linkability_without_a_range_is_nan(preds):
     with pytest.warns(UserWarning, match="finite and not all the same"):
         assert linkability(preds, torch.arange(40) % 2).isnan()

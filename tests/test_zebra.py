@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import reference
 import torch
-from golden import PRIOR_ENTROPY, PRIOR_LOG_ODDS, SCORE_SETS, TRANSFER_SETS, ZEBRA_TAGS, score_set, transfer_set
+from golden import (
+    PRIOR_ENTROPY,
+    PRIOR_LOG_ODDS,
+    SCORE_SETS,
+    TRANSFER_SETS,
+    ZEBRA_TAGS,
+    score_set,
+    transfer_set,
+)
 from samples import gaussians
 from torch.testing import assert_close
 
@@ -20,7 +28,10 @@ from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disc
 def test_golden_sets(name):
     *trials, expected = score_set(name)
     trials = [torch.from_numpy(side) for side in trials]
-    value, profile = zebra_disclosure(*trials), ece_profile(*trials, torch.from_numpy(PRIOR_LOG_ODDS))
+    value, profile = (
+        zebra_disclosure(*trials),
+        ece_profile(*trials, torch.from_numpy(PRIOR_LOG_ODDS)),
+    )
     for key in ("d_ece", "l_w", "tag"):
         assert value[key].item() == pytest.approx(expected[key], abs=1e-9)
     assert_close(profile.prior.numpy(), PRIOR_ENTROPY, atol=1e-9, rtol=0)
@@ -38,7 +49,11 @@ def test_golden_transfer(name, calibration):
 
 def test_misleading_calibration_gives_negative_disclosure():
     preds, target = gaussians(300, 3000)
-    assert 0 < calibration_distortion(preds, target, preds, target) < zebra_disclosure(preds, target)["d_ece"]
+    assert (
+        0
+        < calibration_distortion(preds, target, preds, target)
+        < zebra_disclosure(preds, target)["d_ece"]
+    )
     assert calibration_distortion(-preds, target, preds, target) < -1
 
 
@@ -51,7 +66,9 @@ def test_calibration_without_an_optimum_or_a_class_is_nan(calibration):
         assert len(caught) == 1
     if calibration == "linear":
         with pytest.warns(UserWarning, match="overlapping"):
-            assert calibration_distortion(preds, target, torch.arange(4.0).double(), torch.arange(4) > 1).isnan()
+            assert calibration_distortion(
+                preds, target, torch.arange(4.0).double(), torch.arange(4) > 1
+            ).isnan()
 
 
 def test_tags_match_published_values_and_change_at_their_boundaries():
@@ -76,19 +93,29 @@ def test_d_ece_term_is_the_integral_over_the_prior():
         prior = (np.arange(200_000) + 0.5) / 200_000
         odds = np.log(prior / (1 - prior))
         gain = prior * (np.logaddexp(0, -odds) - np.logaddexp(0, -odds - llr))
-        assert d_ece_term(torch.tensor(llr).double()).item() == pytest.approx(2 * gain.mean(), abs=2e-9)
-    llr = torch.tensor([-5.0, -0.5, -0.021, -0.019, 0.0, 0.019, 0.021, 0.5, 30.0]).double().requires_grad_()
+        assert d_ece_term(torch.tensor(llr).double()).item() == pytest.approx(
+            2 * gain.mean(), abs=2e-9
+        )
+    llr = (
+        torch.tensor([-5.0, -0.5, -0.021, -0.019, 0.0, 0.019, 0.021, 0.5, 30.0])
+        .double()
+        .requires_grad_()
+    )
     assert torch.autograd.gradcheck(d_ece_term, llr)  # across both forms
 
 
 def test_infinite_scores_are_ordered():
-    preds, target = torch.tensor([-math.inf, 0.0, math.inf, -math.inf, 1.0, math.inf]), torch.arange(6) > 2
+    preds, target = (
+        torch.tensor([-math.inf, 0.0, math.inf, -math.inf, 1.0, math.inf]),
+        torch.arange(6) > 2,
+    )
     ordered = torch.tensor([0.0, 1.0, 3.0, 0.0, 2.0, 3.0])
     assert_close(zebra_disclosure(preds, target), zebra_disclosure(ordered, target))
     preds, target = gaussians(50, 500)
     preds[0], preds[60], preds[70] = math.inf, -math.inf, math.inf
     value, squeezed = (
-        calibration_distortion(scores, target, scores, target, "isotonic") for scores in (preds, torch.atan(preds))
+        calibration_distortion(scores, target, scores, target, "isotonic")
+        for scores in (preds, torch.atan(preds))
     )
     assert value.item() == pytest.approx(squeezed.item())
 
@@ -105,7 +132,11 @@ def test_unvalidated_nan_scores_give_nan(thresholds):
 
 @pytest.mark.parametrize(
     "options",
-    [{"thresholds": 4096}, {"thresholds": 4096, "score_range": (-6, 8)}, {"thresholds": torch.linspace(-6, 8, 4097)}],
+    [
+        {"thresholds": 4096},
+        {"thresholds": 4096, "score_range": (-6, 8)},
+        {"thresholds": torch.linspace(-6, 8, 4097)},
+    ],
     ids=["learnt", "range", "edges"],
 )
 @pytest.mark.parametrize("metric", [ZebraDisclosure, MinCllr, EqualErrorRate])
@@ -132,9 +163,14 @@ def test_histograms_of_scores_of_any_scale():
         for part in torch.arange(5_500).split(1_000):
             metric.update(preds[part] * scale, target[part])
         value, bound = metric.compute()["d_ece"], metric.error_bound()["d_ece"]
-        assert value - 1e-6 <= zebra_disclosure(preds * scale, target)["d_ece"] <= value + bound + 1e-6
+        assert (
+            value - 1e-6 <= zebra_disclosure(preds * scale, target)["d_ece"] <= value + bound + 1e-6
+        )
         assert bound < 0.02 or scale == 0  # one bin cannot tell equal scores from ordered ones
-    preds, target = torch.tensor([-math.inf, -50.0, 0.25, 0.5, 50.0, math.inf]), torch.tensor([0, 0, 1, 0, 1, 1])
+    preds, target = (
+        torch.tensor([-math.inf, -50.0, 0.25, 0.5, 50.0, math.inf]),
+        torch.tensor([0, 0, 1, 0, 1, 1]),
+    )
     for options in ({"thresholds": 1024}, {"thresholds": 64, "score_range": (-1, 1)}):
         value = ZebraDisclosure(**options)(preds, target)
         assert_close(value["d_ece"], zebra_disclosure(preds, target)["d_ece"])
@@ -148,11 +184,23 @@ def test_plot_labels_systems_and_calibrations():
         metric.update(10 * preds, target, run=run)
     both, profile, labelled = (
         [text.get_text() for text in ax.get_legend().get_texts()]
-        for _, ax in (metric.plot(ax=metric.plot(kind="raw")[1]), metric.plot(kind="profile"), zebra.plot(label="B2"))
+        for _, ax in (
+            metric.plot(ax=metric.plot(kind="raw")[1]),
+            metric.plot(kind="profile"),
+            zebra.plot(label="B2"),
+        )
     )
     assert both == ["calibrated", "scores", "linear"]
-    assert [label.split()[0] for label in profile] == ["perfect", "learnt", "attacked", "linear", "isotonic"]
-    assert labelled[1] == f"B2 ({value['d_ece']:.3f}, {value['l_w']:.2f}, {zebra_tag(value['l_w'])})"
+    assert [label.split()[0] for label in profile] == [
+        "perfect",
+        "learnt",
+        "attacked",
+        "linear",
+        "isotonic",
+    ]
+    assert (
+        labelled[1] == f"B2 ({value['d_ece']:.3f}, {value['l_w']:.2f}, {zebra_tag(value['l_w'])})"
+    )
     with pytest.raises(ValueError, match="Expected `kind` to be one of"):
         metric.plot(kind="oracle")
 
@@ -164,7 +212,9 @@ def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
         preds, target = torch.randn(60, generator=draw, dtype=torch.float64), torch.arange(60) < 15
         preds = preds.abs() * torch.where(target, 3, -3)
         preds[0], preds[20] = -overlap / 2, overlap / 2
-        at_0, at_1 = fit_linear_map(7 + preds / 100, target)(torch.tensor([0.0, 1.0], dtype=torch.float64))
+        at_0, at_1 = fit_linear_map(7 + preds / 100, target)(
+            torch.tensor([0.0, 1.0], dtype=torch.float64)
+        )
         fitted = at_1 - at_0, at_0
         expected = reference.zebra.linear_calibration((7 + preds / 100).numpy(), target.numpy())
         # An overlap of 1e-8 around 7 is itself known to seven digits.
@@ -172,7 +222,9 @@ def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
 
 
 def test_worst_case_disclosure_grows_with_the_number_of_trials():
-    small, large = (zebra_disclosure(*gaussians(n, 10 * n, distance=2.0))["l_w"] for n in (100, 10_000))
+    small, large = (
+        zebra_disclosure(*gaussians(n, 10 * n, distance=2.0))["l_w"] for n in (100, 10_000)
+    )
     assert large > small + 0.5
     assert zebra_tag(zebra_disclosure(torch.zeros(1000), torch.arange(1000) < 20)["l_w"]) == "A"
     assert zebra_tag(zebra_disclosure(torch.zeros(40), torch.arange(40) < 20)["l_w"]) == "0"

@@ -30,11 +30,18 @@ def _parameter(package):
 
 
 both_packages = pytest.mark.parametrize("pl", [_parameter(package) for package in PACKAGES])
-QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+QUIET = {
+    "accelerator": "cpu",
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "log_every_n_steps": 1,
+}
 
 
 def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **methods):
-    """A module that keeps a given share of a voice in each epoch, at a given loss; it learns its epoch's number."""
+    """A module that keeps a given share of a voice in each epoch, at a given loss; it learns its
+    epoch's number.
+    """
 
     class Anonymiser(pl.LightningModule):
         def __init__(self, width=8):
@@ -52,7 +59,9 @@ def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **m
             epoch = min(self.current_epoch, len(shares) - 1)
             self.log("val/loss", losses[epoch])
             sides = (original, protect(original, noise, shares[epoch]), speakers)
-            return dict(zip((*NAMES, "utterances"), (*sides, *utterances), strict=False)) | {"loss": torch.zeros(())}
+            return dict(zip((*NAMES, "utterances"), (*sides, *utterances), strict=False)) | {
+                "loss": torch.zeros(())
+            }
 
         test_step = validation_step
 
@@ -66,11 +75,15 @@ def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **m
 
 def stepping(pl, change):
     """A module whose validation step returns what a function makes of a batch."""
-    return anonymiser(pl, validation_step=lambda self, batch, _: dict(zip(NAMES, change(batch), strict=True)))
+    return anonymiser(
+        pl, validation_step=lambda self, batch, _: dict(zip(NAMES, change(batch), strict=True))
+    )
 
 
 def watch(metrics="headline", intervals=None, attacks=None, **kwargs):
-    """A monitor without attacks and conversations, which take most of its time, for tests of anything else."""
+    """A monitor without attacks and conversations, which take most of its time, for tests of
+    anything else.
+    """
     suite = VoicePrivacy(attacks=attacks, metrics=metrics, intervals=intervals, conversations=0)
     return PrivacyMonitor(suite=suite, **kwargs)
 
@@ -81,9 +94,14 @@ def keeper(privacy="val/privacy_conditions/op_d_ece", budget=0.05, **kwargs):
 
 
 def fit(pl, callbacks, module=None, val=None, epochs=4, ckpt_path=None, **kwargs):
-    options = {"logger": False, "enable_checkpointing": any(isinstance(c, PrivacyCheckpoint) for c in callbacks)}
+    options = {
+        "logger": False,
+        "enable_checkpointing": any(isinstance(c, PrivacyCheckpoint) for c in callbacks),
+    }
     trainer = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **{**QUIET, **options, **kwargs})
-    trainer.fit(module or anonymiser(pl), loader(), loader() if val is None else val, ckpt_path=ckpt_path)
+    trainer.fit(
+        module or anonymiser(pl), loader(), loader() if val is None else val, ckpt_path=ckpt_path
+    )
     return trainer
 
 
@@ -98,11 +116,15 @@ def events(logger):
 def assert_same(actual, expected):
     # Processes add float32 in another order.
     values = {key: float(value) for key, value in expected.items()}
-    assert {key: float(actual[key]) for key in values} == pytest.approx(values, abs=1e-6, rel=1e-5, nan_ok=True)
+    assert {key: float(actual[key]) for key in values} == pytest.approx(
+        values, abs=1e-6, rel=1e-5, nan_ok=True
+    )
 
 
 def assert_logged(trainer, expected, suffix=""):
-    logged = {key: trainer.callback_metrics[name_of_key("val/privacy", key) + suffix] for key in expected}
+    logged = {
+        key: trainer.callback_metrics[name_of_key("val/privacy", key) + suffix] for key in expected
+    }
     assert_same(logged, expected)
 
 
@@ -114,7 +136,14 @@ def run_script(folder, text, *arguments, timeout=120):
     script = folder / "script.py"
     script.write_text(textwrap.dedent(text))
     paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
     command = [sys.executable, str(script), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout
+    )
     assert done.returncode == 0, done.stderr[-3000:]

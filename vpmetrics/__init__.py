@@ -1,4 +1,6 @@
-"""How well a voice anonymiser hides who is speaking: metrics for PyTorch, in the manner of TorchMetrics."""
+"""How well a voice anonymiser hides who is speaking: metrics for PyTorch, in the manner of
+TorchMetrics.
+"""
 
 from importlib import import_module
 from importlib.util import find_spec
@@ -46,11 +48,16 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-# Torch and torchmetrics take seconds to import: they wait until a metric is asked for, as `--help` never does.
+# Torch and torchmetrics take seconds to import: they wait until a metric is asked for, as `--help`
+# never does.
 def __getattr__(name: str) -> Any:
     """Return a metric or a module of the package, imported on first use."""
     if name in __all__:
-        classes = [module.name for module in iter_modules(__path__) if not (module.ispkg or module.name[0] == "_")]
+        classes = [
+            module.name
+            for module in iter_modules(__path__)
+            if not (module.ispkg or module.name[0] == "_")
+        ]
         for home in (
             "report.difference",
             "_util.versions",
@@ -59,7 +66,9 @@ def __getattr__(name: str) -> Any:
             *classes,
         ):
             namespace = vars(import_module(f"vpmetrics.{home}"))
-            globals().update({metric: namespace[metric] for metric in __all__ if metric in namespace})
+            globals().update(
+                {metric: namespace[metric] for metric in __all__ if metric in namespace}
+            )
         return globals()[name]
     if not name.startswith("_") and find_spec(f"vpmetrics.{name}"):
         return import_module(f"vpmetrics.{name}")

@@ -29,22 +29,25 @@ class AttributeDisclosure(PrivacyMetric):
     .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
 
     with the posteriors of a classifier that is fitted and calibrated on other speakers, see
-    :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference, the third criterion after singling
-    out and linkability.
+    :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference, the third
+    criterion after singling out and linkability.
 
-    As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)``,
-    ``speakers (B,)`` and ``attributes``, a dictionary of labels ``(B,)``, integers or strings.
+    As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B,
+    D)``, ``speakers (B,)`` and ``attributes``, a dictionary of labels ``(B,)``, integers or
+    strings.
 
-    As output of ``compute`` the metric returns a dictionary with, for every attribute: ``<name>_disclosure`` in bits, 0
-    = nothing, with ``<name>_low`` and ``<name>_high`` where ``intervals`` is given; ``<name>_chance``, the disclosure
-    with labels permuted; ``<name>_accuracy`` of the classifier, and ``<name>_majority``, that of always naming the
+    As output of ``compute`` the metric returns a dictionary with, for every attribute:
+    ``<name>_disclosure`` in bits, 0 = nothing, with ``<name>_low`` and ``<name>_high`` where
+    ``intervals`` is given; ``<name>_chance``, the disclosure with labels permuted;
+    ``<name>_accuracy`` of the classifier, and ``<name>_majority``, that of always naming the
     largest class; ``<name>_original``, the disclosure of original speech.
 
     Args:
         attributes: Names of the attributes.
         intervals: Confidence level such as 0.95; None adds no intervals.
         permutations: How often labels are permuted for the chance level.
-        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per
+            update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -53,7 +56,9 @@ class AttributeDisclosure(PrivacyMetric):
         >>> sex = ["f" if speaker % 2 else "m" for speaker in speakers.tolist()]
         >>> original = torch.randn(200, 8, generator=draw) + 2 * (speakers % 2)[:, None]
         >>> metric = AttributeDisclosure(attributes=["sex"])
-        >>> metric.update(original, torch.randn(200, 8, generator=draw), speakers, attributes={"sex": sex})
+        >>> metric.update(
+        ...     original, torch.randn(200, 8, generator=draw), speakers, attributes={"sex": sex}
+        ... )
         >>> values = metric.compute()
         >>> bool(values["sex_disclosure"] < 0.1), bool(values["sex_original"] > 0.8)
         (True, True)
@@ -72,10 +77,18 @@ class AttributeDisclosure(PrivacyMetric):
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        reject_options(self, kwargs, {"bandwidth": "a classifier is fitted on all utterances, not on a batch"})
+        reject_options(
+            self, kwargs, {"bandwidth": "a classifier is fitted on all utterances, not on a batch"}
+        )
         super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
-        if isinstance(attributes, str) or not attributes or not all(isinstance(name, str) for name in attributes):
-            raise TypeError(f"Expected `attributes` to be a sequence of names, but got {attributes!r}.")
+        if (
+            isinstance(attributes, str)
+            or not attributes
+            or not all(isinstance(name, str) for name in attributes)
+        ):
+            raise TypeError(
+                f"Expected `attributes` to be a sequence of names, but got {attributes!r}."
+            )
         self.attributes = tuple(attributes)
         self.permutations = permutations
         for state in ("original", "protected", "speakers", *map(_state_name, self.attributes)):
@@ -113,7 +126,10 @@ class AttributeDisclosure(PrivacyMetric):
         check_floating("protected", protected)
         for name in self.attributes:
             if name not in attributes:
-                raise ValueError(f"Expected `attributes` to hold {name!r}, but got {', '.join(attributes) or 'none'}.")
+                raise ValueError(
+                    f"Expected `attributes` to hold {name!r}, but got"
+                    f" {', '.join(attributes) or 'none'}."
+                )
         speaker_labels = encode_labels(speakers).to(protected.device)
         labels: dict[str, Tensor] = {}
         for name in self.attributes:
@@ -144,9 +160,19 @@ class AttributeDisclosure(PrivacyMetric):
         with collect_warnings():
             for name in self.attributes:
                 labels = states[_state_name(name)]
-                result = attribute_disclosure(states["protected"], labels, speakers, self.intervals, self.permutations)
-                before = attribute_disclosure(states["original"], labels, speakers, confidence=None, permutations=0)
-                keys = ["disclosure", *(["low", "high"] if self.intervals else []), "chance", "accuracy", "majority"]
+                result = attribute_disclosure(
+                    states["protected"], labels, speakers, self.intervals, self.permutations
+                )
+                before = attribute_disclosure(
+                    states["original"], labels, speakers, confidence=None, permutations=0
+                )
+                keys = [
+                    "disclosure",
+                    *(["low", "high"] if self.intervals else []),
+                    "chance",
+                    "accuracy",
+                    "majority",
+                ]
                 values |= {f"{name}_{key}": getattr(result, key) for key in keys}
                 values[f"{name}_original"] = before.disclosure
         return values

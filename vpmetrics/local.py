@@ -21,32 +21,39 @@ Parts = list[tuple[IdentificationTrials, Identification]]
 
 
 class LocalInformationDisclosure(EmbeddingMetric):
-    r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259, 2026).
+    r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259,
+    2026).
 
     .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
 
-    with :math:`z_i` the standardised scores of an input against N references and :math:`t_i` its true speaker.
+    with :math:`z_i` the standardised scores of an input against N references and :math:`t_i` its
+    true speaker.
 
-    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
-    ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are the references and the others the inputs;
-    without, every utterance is an input and is left out of its own speaker's mean.
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``,
+    ``protected (B, D)`` and ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are
+    the references and the others the inputs; without, every utterance is an input and is left out
+    of its own speaker's mean.
 
-    As output of ``compute`` the metric returns a dictionary: ``alid``, the mean in bits, 0 = nothing disclosed,
-    :math:`\log_2 N` = everything, negative where scores mislead; ``pdr`` and ``ndr``, the shares of trials that
-    disclose and that do not; ``lid_pos`` and ``lid_neg``, the means of these two sides, NaN for one without trials;
-    ``lid_max``; ``link_rate``, the share of trials whose true speaker strictly beats all others. NaN with one warning
-    for fewer than two speakers with trials.
+    As output of ``compute`` the metric returns a dictionary: ``alid``, the mean in bits, 0 =
+    nothing disclosed, :math:`\log_2 N` = everything, negative where scores mislead; ``pdr`` and
+    ``ndr``, the shares of trials that disclose and that do not; ``lid_pos`` and ``lid_neg``, the
+    means of these two sides, NaN for one without trials; ``lid_max``; ``link_rate``, the share of
+    trials whose true speaker strictly beats all others. NaN with one warning for fewer than two
+    speakers with trials.
 
     Args:
-        condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
-            ``"OO"``, both original.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
-            cross-fitted on other speakers, see :func:`vpmetrics.functional.identify`.
-        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
-        intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but ``lid_pos``, ``lid_neg``
-            and ``lid_max``, from the leave-one-speaker-out jackknife.
+        condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and
+            protected inputs; ``"OO"``, both original.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`,
+            or any callable from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher =
+            more alike.
+        slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development
+            set. Left out, it is cross-fitted on other speakers, see
+            :func:`vpmetrics.functional.identify`.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per
+            update.
+        intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but
+            ``lid_pos``, ``lid_neg`` and ``lid_max``, from the leave-one-speaker-out jackknife.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -70,15 +77,21 @@ class LocalInformationDisclosure(EmbeddingMetric):
         intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        reject_options(self, kwargs, {"bandwidth": "descend a loss of vpmetrics.losses, which is two-sided"})
+        reject_options(
+            self, kwargs, {"bandwidth": "descend a loss of vpmetrics.losses, which is two-sided"}
+        )
         super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
         look_up_condition(condition)
         resolve_scoring(scoring)
         check_finite_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
-    def _identify_and_summarise(self, data: EvaluationData) -> tuple[Parts, Identification, dict[str, Tensor]]:
-        parts = identify_condition(data, look_up_condition(self.condition), self.scoring, slope=self.slope)
+    def _identify_and_summarise(
+        self, data: EvaluationData
+    ) -> tuple[Parts, Identification, dict[str, Tensor]]:
+        parts = identify_condition(
+            data, look_up_condition(self.condition), self.scoring, slope=self.slope
+        )
         pooled = pool_identifications([part for _, part in parts])
         assert pooled.bits is not None
         return parts, pooled, summarise_information(pooled.bits, pooled.linked)
@@ -93,8 +106,8 @@ class LocalInformationDisclosure(EmbeddingMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw which share of the trials discloses more than x bits, over x.
 
-        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several systems may share
-        the axes ``ax``, each with its ``label``.
+        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several
+        systems may share the axes ``ax``, each with its ``label``.
         """
         if val is not None:
             return super().plot(val, ax)

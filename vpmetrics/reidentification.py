@@ -29,47 +29,54 @@ from vpmetrics._utterances.utterances import EvaluationData
 
 
 class ReidentificationRate(EmbeddingMetric):
-    r"""Compute how often the true speaker of a conversation comes first among N people (Vauquier et al., 2025).
+    r"""Compute how often the true speaker of a conversation comes first among N people (Vauquier et
+    al., 2025).
 
     .. math::
         \pi_N = \sum_r h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
 
-    with :math:`h_r` the share of conversations whose own speaker has rank r among the M references: the expectation
-    over all galleries of N people. Where N exceeds M it is extrapolated by a model of the ranks, see
-    :func:`vpmetrics.functional.reidentification_rate`. Its authors call this *linkability*;
-    :class:`vpmetrics.Linkability` is another measure, that of Gomez-Barrero et al.
+    with :math:`h_r` the share of conversations whose own speaker has rank r among the M references:
+    the expectation over all galleries of N people. Where N exceeds M it is extrapolated by a model
+    of the ranks, see :func:`vpmetrics.functional.reidentification_rate`. Its authors call this
+    *linkability*; :class:`vpmetrics.Linkability` is another measure, that of Gomez-Barrero et al.
 
-    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)``,
-    ``speakers (B,)`` and optionally ``is_reference``, ``utterances``, ``sessions``, ``groups`` ``(B,)``. Marked
-    utterances are the attacker's; without ``is_reference``, half of every speaker's are, chosen by their values. A
-    reference is the mean of what the attacker has of a speaker, a probe the mean of ``conversation`` others of one
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``,
+    ``protected (B, D)``, ``speakers (B,)`` and optionally ``is_reference``, ``utterances``,
+    ``sessions``, ``groups`` ``(B,)``. Marked utterances are the attacker's; without
+    ``is_reference``, half of every speaker's are, chosen by their values. A reference is the mean
+    of what the attacker has of a speaker, a probe the mean of ``conversation`` others of one
     speaker and session; the remainder is not used. (The authors average embeddings of unit length.)
 
-    As output of ``compute`` the metric returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and
-    ``gallery``, the number M of references. With ``groups`` people are searched within their group; rates are means
-    over all probes, and M is that of the smallest group. NaN with one warning for fewer than two references, or where
-    no probe has one.
+    As output of ``compute`` the metric returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N
+    for every size, and ``gallery``, the number M of references. With ``groups`` people are searched
+    within their group; rates are means over all probes, and M is that of the smallest group. NaN
+    with one warning for fewer than two references, or where no probe has one.
 
     Args:
         sizes: Numbers of people N, the speaker included.
         conversation: How many utterances of one speaker and session a probe averages.
-        condition: ``"PP"``, protected references and probes; ``"OP"``, original references and protected probes;
-            ``"OO"``, both original. With sessions also ``"within"`` and ``"across"``.
-        attack: A fitted :mod:`vpmetrics.attacks` attack, or any object with ``attack(original, protected)``; it maps
-            utterances before they are averaged.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
+        condition: ``"PP"``, protected references and probes; ``"OP"``, original references and
+            protected probes; ``"OO"``, both original. With sessions also ``"within"`` and
+            ``"across"``.
+        attack: A fitted :mod:`vpmetrics.attacks` attack, or any object with ``attack(original,
+            protected)``; it maps utterances before they are averaged.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`,
+            or any callable from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher =
+            more alike.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per
+            update.
         intervals: Confidence level such as 0.95; adds ``rate_<N>_low``, ``rate_<N>_high`` of the
             leave-one-speaker-out jackknife; NaN where the rate is extrapolated.
-        distractors: Embeddings ``(G, D)`` of further enrolled speakers, a row each, whom no probe is of. They widen the
-            gallery, and an attack maps them as it maps references.
+        distractors: Embeddings ``(G, D)`` of further enrolled speakers, a row each, whom no probe
+            is of. They widen the gallery, and an attack maps them as it maps references.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
         >>> import torch
         >>> metric = ReidentificationRate(sizes=(2, 3))
-        >>> embeddings = torch.eye(3).repeat_interleave(2, 0) + 0.01 * torch.arange(6.0).unsqueeze(1)
+        >>> embeddings = torch.eye(3).repeat_interleave(2, 0) + 0.01 * torch.arange(6.0).unsqueeze(
+        ...     1
+        ... )
         >>> metric.update(protected=embeddings, speakers=torch.tensor([4, 4, 7, 7, 9, 9]))
         >>> metric.compute()["rate_3"]
         tensor(1.)
@@ -91,7 +98,11 @@ class ReidentificationRate(EmbeddingMetric):
         distractors: Tensor | None = None,
         **kwargs: Any,
     ) -> None:
-        reject_options(self, kwargs, {"bandwidth": "somebody is found or not; `SimilarityRankDisclosure` takes it"})
+        reject_options(
+            self,
+            kwargs,
+            {"bandwidth": "somebody is found or not; `SimilarityRankDisclosure` takes it"},
+        )
         super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
         check_whole_numbers(sizes, smallest=1)
         check_whole_number("conversation", conversation, least=1)
@@ -104,7 +115,11 @@ class ReidentificationRate(EmbeddingMetric):
 
     def _search(self, data: EvaluationData) -> list[tuple[EvaluationData, ConversationProtocol]]:
         protocol = ConversationProtocol(
-            look_up_condition(self.condition), self.scoring, self.conversation, self.attack, self.distractors
+            look_up_condition(self.condition),
+            self.scoring,
+            self.conversation,
+            self.attack,
+            self.distractors,
         )
         return [(part, protocol) for part in data.by_group()]
 
@@ -114,17 +129,25 @@ class ReidentificationRate(EmbeddingMetric):
         if self.intervals is None:
             return values
         groups = group_speakers(data)
-        return add_intervals(values, make_jackknife(replicate_rates(parts, self.sizes, groups), groups), self.intervals)
+        return add_intervals(
+            values,
+            make_jackknife(replicate_rates(parts, self.sizes, groups), groups),
+            self.intervals,
+        )
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
-        """Draw the rate and its chance level over the number of people: a line, and dots where it is extrapolated.
+        """Draw the rate and its chance level over the number of people: a line, and dots where it
+        is extrapolated.
 
-        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several systems may share
-        the axes ``ax``, each with its ``label``.
+        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several
+        systems may share the axes ``ax``, each with its ``label``.
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics.plotting.identification_plots import draw_population_rate, spread_population_sizes
+        from vpmetrics.plotting.identification_plots import (
+            draw_population_rate,
+            spread_population_sizes,
+        )
 
         sizes = sorted({*spread_population_sizes(max(100, *self.sizes)), *self.sizes} - {1})
         with collect_warnings(), self._gather_states():
@@ -134,27 +157,30 @@ class ReidentificationRate(EmbeddingMetric):
 
 
 class SinglingOut(EmbeddingMetric):
-    r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
+    r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al.,
+    2025).
 
     .. math::
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
 
-    The attacker has a reference e of one of N speakers, and one conversation :math:`x_i` of every speaker. About one in
-    N of their other conversations scores above the threshold t; see :func:`vpmetrics.functional.singling_out`. The
-    predicate may isolate any person. Without information it still isolates someone with probability exp(-1) = 0.368;
-    with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
+    The attacker has a reference e of one of N speakers, and one conversation :math:`x_i` of every
+    speaker. About one in N of their other conversations scores above the threshold t; see
+    :func:`vpmetrics.functional.singling_out`. The predicate may isolate any person. Without
+    information it still isolates someone with probability exp(-1) = 0.368; with few calibrating
+    conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
 
-    As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
-    attacker has the same utterances. A conversation is the mean of ``conversation`` of a speaker's other utterances;
-    every speaker needs two. All are tested, one after another, while others calibrate. As output of ``compute`` it
-    returns a dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N
-    speakers, 0 where N is the number of speakers. NaN with one warning for sizes above the number of speakers.
+    As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate`
+    accepts, and an attacker has the same utterances. A conversation is the mean of ``conversation``
+    of a speaker's other utterances; every speaker needs two. All are tested, one after another,
+    while others calibrate. As output of ``compute`` it returns a dictionary: ``singling_out_<N>``,
+    and ``singling_out_<N>_error``, the standard error of drawing sets of N speakers, 0 where N is
+    the number of speakers. NaN with one warning for sizes above the number of speakers.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.
         conversation: How many utterances are averaged to a conversation.
-        condition: ``"PP"``, protected references and conversations; ``"OP"``, original references and protected
-            conversations; ``"OO"``, both original.
+        condition: ``"PP"``, protected references and conversations; ``"OP"``, original references
+            and protected conversations; ``"OO"``, both original.
         attack: As in :class:`ReidentificationRate`.
         calibration: Maximum number of conversations per speaker used to calibrate.
         draws: How many sets to draw for each reference and size, at least.
@@ -165,7 +191,9 @@ class SinglingOut(EmbeddingMetric):
     Example:
         >>> import torch
         >>> metric = SinglingOut(sizes=(3,))
-        >>> embeddings = torch.eye(3).repeat_interleave(4, 0) + 0.01 * torch.arange(12.0).unsqueeze(1)
+        >>> embeddings = torch.eye(3).repeat_interleave(4, 0) + 0.01 * torch.arange(12.0).unsqueeze(
+        ...     1
+        ... )
         >>> metric.update(protected=embeddings, speakers=torch.arange(12) // 4)
         >>> metric.compute()
         {'singling_out_3': tensor(1.), 'singling_out_3_error': tensor(0.)}
@@ -189,7 +217,9 @@ class SinglingOut(EmbeddingMetric):
     ) -> None:
         reasons = {
             "bandwidth": "singling out either succeeds or does not",
-            "intervals": "without a speaker other sets of people would be drawn; use the error of drawing",
+            "intervals": (
+                "without a speaker other sets of people would be drawn; use the error of drawing"
+            ),
         }
         reject_options(self, kwargs, reasons)
         check_choice("condition", condition, WITHOUT_SESSIONS)
@@ -207,28 +237,36 @@ class SinglingOut(EmbeddingMetric):
         self.draws = draws
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        protocol = ConversationProtocol(look_up_condition(self.condition), self.scoring, self.conversation, self.attack)
+        protocol = ConversationProtocol(
+            look_up_condition(self.condition), self.scoring, self.conversation, self.attack
+        )
         return singling_out_rates(data, protocol, self.sizes, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
-        """Draw the share singled out, with twice its error, and its chance level over the number of people.
+        """Draw the share singled out, with twice its error, and its chance level over the number of
+        people.
 
-        ``val``: a value of ``compute``, or a sequence of them over epochs. Several systems may share the axes ``ax``,
-        each with its ``label``.
+        ``val``: a value of ``compute``, or a sequence of them over epochs. Several systems may
+        share the axes ``ax``, each with its ``label``.
         """
         value = self.compute() if val is None else val
         if not isinstance(value, dict):
             return super().plot(value, ax)
         from vpmetrics.plotting.identification_plots import draw_singling_out
 
-        curve = {n: (float(value[f"singling_out_{n}"]), float(value[f"singling_out_{n}_error"])) for n in self.sizes}
+        curve = {
+            n: (float(value[f"singling_out_{n}"]), float(value[f"singling_out_{n}_error"]))
+            for n in self.sizes
+        }
         return draw_singling_out(curve, ax, label)
 
 
 def _check_attack(attack: Any) -> Any:
     """Return a fitted attack, or None; raise for anything else."""
     if attack is not None and not callable(getattr(attack, "attack", None)):
-        raise TypeError(f"Expected `attack` to have a method `attack`, but got {type(attack).__name__}.")
+        raise TypeError(
+            f"Expected `attack` to have a method `attack`, but got {type(attack).__name__}."
+        )
     return attack
 
 

@@ -11,21 +11,27 @@ __all__ = ["PLDA"]
 
 
 class PLDA(nn.Module):
-    r"""Two-covariance PLDA: the log-likelihood ratio of one speaker against two, under Gaussian speakers and sessions.
+    r"""Two-covariance PLDA: the log-likelihood ratio of one speaker against two, under Gaussian
+    speakers and sessions.
 
     .. math::
-        x = \mu + y + \epsilon, \quad y \sim \mathcal{N}(0, B), \quad \epsilon \sim \mathcal{N}(0, W)
+        x = \mu + y + \epsilon, \quad y \sim \mathcal{N}(0, B), \quad \epsilon \sim \mathcal{N}(0,
+        W)
 
-    In the basis where :math:`W` is the identity and :math:`B` is diagonal, the ratio of two embeddings is a sum over
-    dimensions, so that a block of scores costs one matrix product.
+    In the basis where :math:`W` is the identity and :math:`B` is diagonal, the ratio of two
+    embeddings is a sum over dimensions, so that a block of scores costs one matrix product.
 
-    ``fit`` estimates :math:`\mu`, :math:`B` and :math:`W` from labelled embeddings by moments. Calling it with
-    embeddings ``(A, D)`` and ``(B, D)`` returns scores ``(A, B)``. It holds buffers only.
+    ``fit`` estimates :math:`\mu`, :math:`B` and :math:`W` from labelled embeddings by moments.
+    Calling it with embeddings ``(A, D)`` and ``(B, D)`` returns scores ``(A, B)``. It holds buffers
+    only.
 
     Example:
         >>> draw = torch.Generator().manual_seed(0)
         >>> voices = torch.randn(30, 4, generator=draw).repeat_interleave(10, 0)
-        >>> x, speakers = voices + 0.3 * torch.randn(300, 4, generator=draw), torch.arange(30).repeat_interleave(10)
+        >>> x, speakers = (
+        ...     voices + 0.3 * torch.randn(300, 4, generator=draw),
+        ...     torch.arange(30).repeat_interleave(10),
+        ... )
         >>> scores = PLDA().fit(x, speakers)(x[:2], x[1:11:9])
         >>> scores.sign()
         tensor([[ 1., -1.],
@@ -42,14 +48,16 @@ class PLDA(nn.Module):
             self.register_buffer(name, torch.empty(0))
 
     def fit(self, embeddings: Tensor, speakers: Tensor) -> PLDA:
-        """Estimate the model from embeddings ``(N, D)`` and integer speakers ``(N,)`` of the rows; return itself."""
+        """Estimate the model from embeddings ``(N, D)`` and integer speakers ``(N,)`` of the rows;
+        return itself.
+        """
         check_embeddings(embeddings, None, speakers)
         x = embeddings.detach().double()
         names, index, counts = torch.unique(speakers, return_inverse=True, return_counts=True)
         if len(names) < 2 or len(x) <= len(names):
             raise ValueError(
-                f"Expected `speakers` to name at least two speakers, one of them more than once, but got {len(names)} "
-                f"speakers in {len(x)} rows."
+                "Expected `speakers` to name at least two speakers, one of them more than once,"
+                f" but got {len(names)} speakers in {len(x)} rows."
             )
         centroids = x.new_zeros(len(names), x.shape[1]).index_add(0, index, x) / counts[:, None]
         residuals = x - centroids[index]
@@ -57,9 +65,12 @@ class PLDA(nn.Module):
         # Centroids keep a share of the covariance within speakers; the rest is between speakers.
         spread = torch.cov(centroids.T) - within * (1 / counts).mean()
         ridge = 1e-6 * within.diagonal().mean()
-        chol = torch.linalg.cholesky(within + ridge * torch.eye(len(within), device=x.device, dtype=x.dtype))
+        chol = torch.linalg.cholesky(
+            within + ridge * torch.eye(len(within), device=x.device, dtype=x.dtype)
+        )
         inverse = torch.linalg.inv(chol)
-        # In this basis the covariance within speakers is the identity, and that between speakers is diagonal.
+        # In this basis the covariance within speakers is the identity, and that between speakers is
+        # diagonal.
         between, rotation = torch.linalg.eigh(inverse @ spread @ inverse.T)
         self.mean, self.between = centroids.mean(0), between.clamp(min=0)
         self.basis = inverse.T @ rotation
@@ -72,7 +83,8 @@ class PLDA(nn.Module):
         left, right = ((side - self.mean.to(side)) @ self.basis.to(side) for side in (a, b))
         between = self.between.to(left)
         total = 1 + between
-        joint = total.square() - between.square()  # determinant of the covariance of a pair, per dimension
+        # determinant of the covariance of a pair, per dimension
+        joint = total.square() - between.square()
         cross_weight, square_weight = between / joint, 0.5 * (1 / total - total / joint)
         constant = (total.log() - 0.5 * joint.log()).sum()
         left_bias, right_bias = (side.square() @ square_weight for side in (left, right))

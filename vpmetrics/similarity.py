@@ -27,24 +27,29 @@ from vpmetrics.report.parts import ReportSettings
 
 
 class VoiceSimilarityMatrix(EmbeddingMetric):
-    r"""Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are, within and between original and
+    protected speech.
 
     .. math:: \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
 
-    over the log-likelihood ratios of the utterances of speaker i against those of speaker j, PAV under Laplace's rule
-    (Noé et al., 2022).
+    over the log-likelihood ratios of the utterances of speaker i against those of speaker j, PAV
+    under Laplace's rule (Noé et al., 2022).
 
-    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
-    ``speakers (B,)``. As output of ``compute`` it returns the named tuple ``(oo, op, pp, speakers)``: matrices
-    ``(S, S)`` in [0, 1], speakers ascending, NaN where two speakers have no trial. ``plot()`` draws them.
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``,
+    ``protected (B, D)`` and ``speakers (B,)``. As output of ``compute`` it returns the named tuple
+    ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers ascending, NaN where two
+    speakers have no trial. ``plot()`` draws them.
 
     Args:
-        similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
-            the mean log-likelihood ratio (2020).
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
+        similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``,
+            the posterior of the mean log-likelihood ratio (2020).
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`,
+            or any callable from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher =
+            more alike.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per
+            update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -76,7 +81,9 @@ class VoiceSimilarityMatrix(EmbeddingMetric):
         self.scoring = scoring
 
     def _compute_value(self, data: EvaluationData) -> SimilarityMatrices:
-        return compute_matrices(data, self.similarity, resolve_scoring(self.scoring), self.bandwidth)
+        return compute_matrices(
+            data, self.similarity, resolve_scoring(self.scoring), self.bandwidth
+        )
 
     def plot(
         self,
@@ -85,15 +92,16 @@ class VoiceSimilarityMatrix(EmbeddingMetric):
         names: Sequence[str] | None = None,
         zoo: str | None = None,
     ) -> tuple[Any, Any]:
-        """Draw the quadrants OO, OP, PO, PP as one heat map on a fixed scale, or the zoo plot of a condition.
+        """Draw the quadrants OO, OP, PO, PP as one heat map on a fixed scale, or the zoo plot of a
+        condition.
 
         Args:
-            val: What ``compute`` or ``forward`` returned, or a sequence of such, the last of which is drawn;
-                ``compute()`` when left out.
+            val: What ``compute`` or ``forward`` returned, or a sequence of such, the last of which
+                is drawn; ``compute()`` when left out.
             ax: Matplotlib axes to draw on; new ones when left out.
             names: Names of the speakers, in ascending order of their labels.
-            zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by the similarity of own trials
-                and of those with others.
+            zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by the
+                similarity of own trials and of those with others.
         """
         from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_zoo
 
@@ -109,22 +117,25 @@ class VoiceSimilarityMatrix(EmbeddingMetric):
 class DeIdentification(EmbeddingMetric):
     r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities.
 
-    .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math:: \mathrm{DeID} = 1 -
+    \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 9).
 
-    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
-    ``speakers (B,)``. As output of ``compute`` it returns a scalar: 1.0 = 100 %, perfect; 0 = nothing
-    achieved; NaN with one warning where it is undefined.
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``,
+    ``protected (B, D)`` and ``speakers (B,)``. As output of ``compute`` it returns a scalar: 1.0 =
+    100 %, perfect; 0 = nothing achieved; NaN with one warning where it is undefined.
 
     Args:
         similarity: As in :class:`VoiceSimilarityMatrix`.
         scoring: As in :class:`VoiceSimilarityMatrix`.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-            Training on it does not stop a fused attacker, to whom .60 of .64 bit were left.
-        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
-        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
-            dictionary: ``deid``, ``deid_low``, ``deid_high``.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact. Training on it does not stop a fused attacker, to whom .60 of .64 bit were
+            left.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per
+            update.
+        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife;
+            ``compute`` then returns a dictionary: ``deid``, ``deid_low``, ``deid_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -162,21 +173,25 @@ class DeIdentification(EmbeddingMetric):
 class VoiceDistinctiveness(EmbeddingMetric):
     r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech.
 
-    .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math:: G_\mathrm{VD} = 10 \log_{10}
+    \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 10).
 
-    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
-    ``speakers (B,)``. As output of ``compute`` it returns a scalar in dB: 0 = voices as distinct as before,
-    below 0 a loss, -inf = all protected voices alike; NaN with one warning where it is undefined.
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``,
+    ``protected (B, D)`` and ``speakers (B,)``. As output of ``compute`` it returns a scalar in dB:
+    0 = voices as distinct as before, below 0 a loss, -inf = all protected voices alike; NaN with
+    one warning where it is undefined.
 
     Args:
         similarity: As in :class:`VoiceSimilarityMatrix`.
         scoring: As in :class:`VoiceSimilarityMatrix`.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
-        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
-            dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per
+            update.
+        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife;
+            ``compute`` then returns a dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -217,7 +232,9 @@ def _compute_ratio(
     conditions: tuple[str, ...],
     formula: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor | dict[str, Tensor]:
-    """Return one number of the dominance in two conditions, with its confidence interval where a metric has one."""
+    """Return one number of the dominance in two conditions, with its confidence interval where a
+    metric has one.
+    """
     if metric.intervals is None:
         scorer = resolve_scoring(metric.scoring)
         first, second = (
@@ -226,6 +243,8 @@ def _compute_ratio(
         )
         return formula(first, second)
     families = frozenset((name, "matrix") for name in conditions)
-    settings = ReportSettings(metric.similarity, metric.scoring, families=families, intervals=metric.intervals)
+    settings = ReportSettings(
+        metric.similarity, metric.scoring, families=families, intervals=metric.intervals
+    )
     scalars = report_embeddings(data, settings).scalars
     return {name: scalars[name] for name in add_interval_keys([key])}

@@ -36,7 +36,9 @@ Attacks = Literal["standard"] | Sequence[Any] | None
 
 
 class LearnsFromFurtherSpeakers:
-    """Attacks, and pairs of further speakers that they learn from: what metrics with attacks share, and no metric."""
+    """Attacks, and pairs of further speakers that they learn from: what metrics with attacks share,
+    and no metric.
+    """
 
     takes_encoders = True
 
@@ -46,11 +48,17 @@ class LearnsFromFurtherSpeakers:
             attacks = STANDARD
         elif not isinstance(attacks, Sequence | None):
             got = type(attacks).__name__
-            raise TypeError(f"Expected `attacks` to be 'standard', None or a sequence, but got {got}.")
+            raise TypeError(
+                f"Expected `attacks` to be 'standard', None or a sequence, but got {got}."
+            )
         for attack in attacks or ():
-            if not (hasattr(attack, "fit") and (hasattr(attack, "attack") or hasattr(attack, "score"))):
+            if not (
+                hasattr(attack, "fit") and (hasattr(attack, "attack") or hasattr(attack, "score"))
+            ):
                 name = type(attack).__name__
-                raise TypeError(f"Expected `attacks` to have `fit` and `attack` or `score`, but got {name}.")
+                raise TypeError(
+                    f"Expected `attacks` to have `fit` and `attack` or `score`, but got {name}."
+                )
         self.attacks = None if attacks is None else tuple(attacks)
         # Not a state: moments of attackers do not belong in a state_dict.
         self._observed: MomentSums | None = None
@@ -64,14 +72,17 @@ class LearnsFromFurtherSpeakers:
     ) -> None:
         """Let the attackers also learn from pairs of speakers that are not measured.
 
-        An attacker who has the anonymiser can run it without limit. Only moments are stored, so memory does not grow.
-        ``compute`` adds the moments of all processes. They are kept until ``reset(observed=True)``.
+        An attacker who has the anonymiser can run it without limit. Only moments are stored, so
+        memory does not grow. ``compute`` adds the moments of all processes. They are kept until
+        ``reset(observed=True)``.
 
         Args:
-            original: Embeddings ``(B, D)`` of original speech; dictionaries where those of ``update`` are.
+            original: Embeddings ``(B, D)`` of original speech; dictionaries where those of
+                ``update`` are.
             protected: Embeddings ``(B, D)`` of their protected versions, row by row.
             speakers: Speaker of each row, ``(B,)``; a speaker has the same label in every batch.
-            sessions: Accepted as in ``update``, and ignored: attacks search for the speaker in all sessions.
+            sessions: Accepted as in ``update``, and ignored: attacks search for the speaker in all
+                sessions.
         """
         original_rows, protected_rows, encoders = self._join_encoders(original, protected)
         check_floating("original", original_rows)
@@ -87,10 +98,15 @@ class LearnsFromFurtherSpeakers:
 
     def _add_observed(self: Any, moments: MomentSums) -> None:
         """Merge moments into those observed so far."""
-        self._observed = add_moment_sums([moments] if self._observed is None else [self._observed, moments])
+        self._observed = add_moment_sums(
+            [moments] if self._observed is None else [self._observed, moments]
+        )
 
     def _merge_further(self: Any, incoming_state: dict[str, Any] | Metric) -> None:
-        if isinstance(incoming_state, LearnsFromFurtherSpeakers) and incoming_state._observed is not None:
+        if (
+            isinstance(incoming_state, LearnsFromFurtherSpeakers)
+            and incoming_state._observed is not None
+        ):
             self._add_observed(incoming_state._observed)
 
     def reset(self: Any, observed: bool = False) -> None:
@@ -110,7 +126,9 @@ class LearnsFromFurtherSpeakers:
 
         return tuple(attack_name(attack) for attack in append_plain_attack(self.attacks or ()))
 
-    def _fit_attacks(self: Any, data: EvaluationData, conditions: Sequence[Condition]) -> FusedAttacker:
+    def _fit_attacks(
+        self: Any, data: EvaluationData, conditions: Sequence[Condition]
+    ) -> FusedAttacker:
         from vpmetrics.attacks.fusion import FusedAttacker
 
         gathered: list[Any] = [self._observed]
@@ -118,9 +136,15 @@ class LearnsFromFurtherSpeakers:
             on_host = None if self._observed is None else [part.cpu() for part in self._observed]
             gathered = gather_objects(on_host, self.process_group)
         device = data.speakers.device
-        moments = [MomentSums(*(part.to(device) for part in parts)) for parts in gathered if parts is not None]
+        moments = [
+            MomentSums(*(part.to(device) for part in parts))
+            for parts in gathered
+            if parts is not None
+        ]
         observed = add_moment_sums(moments) if moments else None
-        return FusedAttacker(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
+        return FusedAttacker(
+            data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None)
+        )
 
     def _known_encoders(self: Any) -> tuple[Encoder, ...]:
         known: tuple[Encoder, ...] = EmbeddingMetric._known_encoders(self)
@@ -132,31 +156,35 @@ class LearnsFromFurtherSpeakers:
 
 
 class StrongestAttack(LearnsFromFurtherSpeakers, EmbeddingMetric):
-    """Disclosure to all attacks together, fused into one score, each fitted on other speakers than it attacks.
+    """Disclosure to all attacks together, fused into one score, each fitted on other speakers than
+    it attacks.
 
-    Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of
-    original and protected speech of other speakers. Speakers are divided into folds; every attack is fitted on all
-    folds but one and scores pairs within it, and a logistic regression on pairs of the other folds weighs the scores.
-    The result is never below the disclosure to plain comparison on all trials, in either direction.
+    Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of
+    it, from pairs of original and protected speech of other speakers. Speakers are divided into
+    folds; every attack is fitted on all folds but one and scores pairs within it, and a logistic
+    regression on pairs of the other folds weighs the scores. The result is never below the
+    disclosure to plain comparison on all trials, in either direction.
 
-    As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected`` ``(B, D)`` and
-    ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
+    As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected``
+    ``(B, D)`` and ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
 
-    As output of ``compute`` the metric returns a dictionary: ``d_ece_strongest`` in bits and ``eer_strongest``;
-    ``d_ece_chance``, the result of the same procedure with speakers permuted; ``attack_speakers``, the number of
-    speakers attacks were fitted on; and ``d_ece_nothing``, ``d_ece_protected``, ``d_ece_labelled``, ``d_ece_pairs``,
-    the disclosure to an attacker who has nothing, protected speech of other speakers, also their labels, also the
-    original speech. NaN with one warning for fewer than six speakers.
+    As output of ``compute`` the metric returns a dictionary: ``d_ece_strongest`` in bits and
+    ``eer_strongest``; ``d_ece_chance``, the result of the same procedure with speakers permuted;
+    ``attack_speakers``, the number of speakers attacks were fitted on; and ``d_ece_nothing``,
+    ``d_ece_protected``, ``d_ece_labelled``, ``d_ece_pairs``, the disclosure to an attacker who has
+    nothing, protected speech of other speakers, also their labels, also the original speech. NaN
+    with one warning for fewer than six speakers.
 
     Args:
         condition: ``"OP"``, ``"PP"``, or, with sessions, ``"within"`` or ``"across"``.
-        attacks: ``"standard"``, the battery :data:`vpmetrics.attacks.STANDARD`; or a sequence of attacks, objects with
-            ``fit(original, protected, speakers)`` and ``attack(original, protected)`` or
-            ``score(original, protected)``, see :class:`vpmetrics.attacks.Attack`. One that is made for other pairs
-            (its ``conditions``) raises, unless it belongs to the battery, where it is skipped.
+        attacks: ``"standard"``, the battery :data:`vpmetrics.attacks.STANDARD`; or a sequence of
+            attacks, objects with ``fit(original, protected, speakers)`` and ``attack(original,
+            protected)`` or ``score(original, protected)``, see :class:`vpmetrics.attacks.Attack`.
+            One that is made for other pairs (its ``conditions``) raises, unless it belongs to the
+            battery, where it is skipped.
         validate_args: Whether values are validated; forces a GPU sync per update.
-        intervals: Confidence level, such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the leave-one-speaker-out
-            jackknife. Attacks and weights are not fitted again.
+        intervals: Confidence level, such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the
+            leave-one-speaker-out jackknife. Attacks and weights are not fitted again.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -186,18 +214,25 @@ class StrongestAttack(LearnsFromFurtherSpeakers, EmbeddingMetric):
         self._set_attacks(attacks)
         is_same_side = look_up_condition(condition).is_same_side
         if condition == "OO":
-            raise ValueError("Expected `condition` to have a protected side to attack, but got 'OO'.")
+            raise ValueError(
+                "Expected `condition` to have a protected side to attack, but got 'OO'."
+            )
         if not self.attacks:
             raise ValueError("Expected `attacks` to name at least one attack, but got none.")
         for attack in self.attacks:
             if not is_made_for(attack, is_same_side) and type(attack) not in map(type, STANDARD):
                 conditions, name = " and ".join(attack.conditions), type(attack).__name__
-                raise ValueError(f"Expected `attacks` to be made for {condition}, but {name} is made for {conditions}.")
+                raise ValueError(
+                    f"Expected `attacks` to be made for {condition}, but {name} is made for"
+                    f" {conditions}."
+                )
         self.condition = condition
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         name, families = self.condition, frozenset([(self.condition, "attack")])
-        settings = ReportSettings(families=families, intervals=self.intervals, measures=frozenset(["d_ece"]))
+        settings = ReportSettings(
+            families=families, intervals=self.intervals, measures=frozenset(["d_ece"])
+        )
         report = report_embeddings(data, settings, partial(self._fit_attacks, data))
         keys = [entry.key for entry in FAMILIES["attack"]]
         keys = list(add_interval_keys(keys)) if self.intervals is not None else keys

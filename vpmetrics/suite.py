@@ -43,63 +43,83 @@ METRICS = ("headline", "all")
 
 
 class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
-    r"""All numbers of the other embedding metrics, from one copy of the embeddings, each condition scored once.
+    r"""All numbers of the other embedding metrics, from one copy of the embeddings, each condition
+    scored once.
 
-    As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)`` and
-    ``speakers (B,)``, and optionally ``is_reference``, ``utterances``, ``sessions`` and ``groups`` ``(B,)``. Several
-    encoders or features of the same speech are dictionaries ``{"ecapa": (B, 192), "wavlm": (B, 512)}`` on both sides:
-    attackers use them together, all other numbers are of the first one, and ``report().encoders`` has each alone.
+    As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B,
+    D)`` and ``speakers (B,)``, and optionally ``is_reference``, ``utterances``, ``sessions`` and
+    ``groups`` ``(B,)``. Several encoders or features of the same speech are dictionaries
+    ``{"ecapa": (B, 192), "wavlm": (B, 512)}`` on both sides: attackers use them together, all other
+    numbers are of the first one, and ``report().encoders`` has each alone.
 
-    As output of ``compute`` the metric returns a flat dictionary of scalars. With ``metrics="headline"``:
+    As output of ``compute`` the metric returns a flat dictionary of scalars. With
+    ``metrics="headline"``:
 
-    - ``disclosure``: the largest disclosure in bits by one utterance, to any attacker tried, the main number;
-    - ``disclosure_conversation``: the same by ``conversation_utterances`` utterances of one person together;
-    - ``found_in_100``, ``found_in_100_conversation``: how often the attacker finds the right one of 100 people;
+    - ``disclosure``: the largest disclosure in bits by one utterance, to any attacker tried, the
+      main number;
+    - ``disclosure_conversation``: the same by ``conversation_utterances`` utterances of one person
+      together;
+    - ``found_in_100``, ``found_in_100_conversation``: how often the attacker finds the right one of
+      100 people;
     - ``deid``, ``gvd``: de-identification (1.0 = 100 %) and gain of voice distinctiveness (dB);
-    - ``worst_speaker_disclosure``, ``worst_speaker_chance``: the largest disclosure of one speaker's own trials, and
-      what the largest of as many speakers reaches by chance (NaN where speakers cannot be permuted in 20 ways);
-    - for ``op`` (original enrolment, protected tests) and ``pp`` (both protected), or with sessions ``op`` and
-      ``across``: ``op_d_ece``, ``op_d_ece_strongest``, ``op_d_ece_chance``, ``op_eer``, ``op_eer_strongest``,
-      ``op_tpr_at_1e-3_strongest``, ``op_linkability``, ``op_mean_d``, ``op_id_rate``; with sessions also
-      ``within_d_ece`` and ``within_eer``;
+    - ``worst_speaker_disclosure``, ``worst_speaker_chance``: the largest disclosure of one
+      speaker's own trials, and what the largest of as many speakers reaches by chance (NaN where
+      speakers cannot be permuted in 20 ways);
+    - for ``op`` (original enrolment, protected tests) and ``pp`` (both protected), or with sessions
+      ``op`` and ``across``: ``op_d_ece``, ``op_d_ece_strongest``, ``op_d_ece_chance``, ``op_eer``,
+      ``op_eer_strongest``, ``op_tpr_at_1e-3_strongest``, ``op_linkability``, ``op_mean_d``,
+      ``op_id_rate``; with sessions also ``within_d_ece`` and ``within_eer``;
     - ``op_l_w``, ``op_tag``: worst case of a single trial and its category.
 
-    Rates at 100 people and at low false-positive rates are NaN of few trials, and so is what conversations disclose
-    where too few speakers have two of them.
+    Rates at 100 people and at low false-positive rates are NaN of few trials, and so is what
+    conversations disclose where too few speakers have two of them.
 
-    ``metrics="all"`` adds every number of every condition. :func:`vpmetrics.scalar` describes a key. :meth:`report`
-    adds the headline with its verdict, checks of the evaluation, and what figures need.
+    ``metrics="all"`` adds every number of every condition. :func:`vpmetrics.scalar` describes a
+    key. :meth:`report` adds the headline with its verdict, checks of the evaluation, and what
+    figures need.
 
-    ``original`` is what attackers have of known speakers, ``protected`` what they want to attribute. Cosine is a weak
-    attacker: its numbers come with those of the strongest of several attacks (:class:`StrongestAttack`). With
-    ``sessions`` the conditions ``within`` and ``across`` join: protected speech of one draw of the anonymiser's secret,
-    which should link, and of different draws, which should not. With ``groups`` only pairs of one group are trials, and
+    ``original`` is what attackers have of known speakers, ``protected`` what they want to
+    attribute. Cosine is a weak attacker: its numbers come with those of the strongest of several
+    attacks (:class:`StrongestAttack`). With ``sessions`` the conditions ``within`` and ``across``
+    join: protected speech of one draw of the anonymiser's secret, which should link, and of
+    different draws, which should not. With ``groups`` only pairs of one group are trials, and
     :meth:`report` has all scalars of each group.
 
     Up to a few million trials every value is exact; beyond, scores share 65,536 bins.
 
     Args:
-        similarity: ``"geometric"`` (2022) or ``"sigmoid"`` (2020), see :class:`VoiceSimilarityMatrix`.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        similarity: ``"geometric"`` (2022) or ``"sigmoid"`` (2020), see
+            :class:`VoiceSimilarityMatrix`.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`,
+            or any callable from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher =
+            more alike.
         rank_model: ``"empirical"`` or ``"beta_binomial"``, see :class:`SimilarityRankDisclosure`.
-        slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
-            batches: every score is kept, and no attack is tried. Training on it does not stop a fused attacker,
-            to whom .60 of .64 bit were left; the losses of :mod:`vpmetrics.losses` have attackers of their own.
-        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
-        attacks: ``"standard"``, the battery of :mod:`vpmetrics.attacks`; a sequence of attacks; None tries none.
-        enrolment: None takes every utterance for enrolment and test. With ``is_reference``, ``"utterance"`` compares
-            tests with each of the references, ``"speaker"`` with their mean per speaker.
-        sizes: Numbers of people; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its error and ``op_gallery``, and
-            the same of the other conditions: see :class:`ReidentificationRate` and :class:`SinglingOut`. With them
-            ``op_rate_<N>_strongest``, after the strongest attack, for as many people as a fold of speakers has.
-        metrics: ``"headline"``, ``"all"``, or the keys ``compute`` returns: what these do not need is not computed.
-        intervals: Confidence level such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the leave-one-speaker-out
-            jackknife, for all but extremes, chance levels and single speakers.
-        conversations: Random draws of conversations, groups of several utterances of one person; 0 for none.
-        trained_on_protected: Whether the encoder was trained on protected speech, as strong attackers do; a check says
-            so where it was not.
+        slope: Slope of the local information; cross-fitted when left out, see
+            :class:`LocalInformationDisclosure`.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact. Meant for batches: every score is kept, and no attack is tried. Training on it
+            does not stop a fused attacker, to whom .60 of .64 bit were left; the losses of
+            :mod:`vpmetrics.losses` have attackers of their own.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per
+            update.
+        attacks: ``"standard"``, the battery of :mod:`vpmetrics.attacks`; a sequence of attacks;
+            None tries none.
+        enrolment: None takes every utterance for enrolment and test. With ``is_reference``,
+            ``"utterance"`` compares tests with each of the references, ``"speaker"`` with their
+            mean per speaker.
+        sizes: Numbers of people; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its error and
+            ``op_gallery``, and the same of the other conditions: see :class:`ReidentificationRate`
+            and :class:`SinglingOut`. With them ``op_rate_<N>_strongest``, after the strongest
+            attack, for as many people as a fold of speakers has.
+        metrics: ``"headline"``, ``"all"``, or the keys ``compute`` returns: what these do not need
+            is not computed.
+        intervals: Confidence level such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the
+            leave-one-speaker-out jackknife, for all but extremes, chance levels and single
+            speakers.
+        conversations: Random draws of conversations, groups of several utterances of one person; 0
+            for none.
+        trained_on_protected: Whether the encoder was trained on protected speech, as strong
+            attackers do; a check says so where it was not.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -132,9 +152,13 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
         if bandwidth is not None and attacks not in (None, "standard"):
-            raise ValueError("Expected `attacks` only without `bandwidth`: attackers need more than a batch.")
+            raise ValueError(
+                "Expected `attacks` only without `bandwidth`: attackers need more than a batch."
+            )
         attacks = attacks if bandwidth is None else None
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
+        super().__init__(
+            bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs
+        )
         self._set_attacks(attacks)
         check_choice("enrolment", enrolment, (None, "utterance", "speaker"))
         if sizes is not None:
@@ -151,7 +175,9 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         else:
             # With sessions the risks of PP are not computed, without they are.
             known_keys = [
-                *scalar_keys(tuple(CONDITIONS), attacks is not None, has_sessions=True, sizes=self.sizes),
+                *scalar_keys(
+                    tuple(CONDITIONS), attacks is not None, has_sessions=True, sizes=self.sizes
+                ),
                 *scalar_keys(WITHOUT_SESSIONS, attacks is not None),
             ]
             self.metrics = check_scalar_names("metrics", metrics, known_keys)
@@ -159,17 +185,26 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         check_choice("rank_model", rank_model, MODELS)
         check_finite_slope(slope)
         resolve_scoring(scoring)
-        self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
+        self.similarity, self.scoring, self.rank_model, self.slope = (
+            similarity,
+            scoring,
+            rank_model,
+            slope,
+        )
 
     def _check_reference_given(self, is_reference: Any | None) -> None:
         if self.enrolment is not None and is_reference is None:
-            raise ValueError(f"Expected `is_reference` with enrolment={self.enrolment!r}, but got None.")
+            raise ValueError(
+                f"Expected `is_reference` with enrolment={self.enrolment!r}, but got None."
+            )
 
     def report(self) -> PrivacyReport:
-        """Return the headline, the scalars and the conditions they come from, for all groups together and for each.
+        """Return the headline, the scalars and the conditions they come from, for all groups
+        together and for each.
 
-        The report is of all processes, as ``compute``. The verdict goes by 95 % intervals of the risks, whatever
-        ``intervals`` is, so it costs more than ``compute``. Groups given as strings are found under their names.
+        The report is of all processes, as ``compute``. The verdict goes by 95 % intervals of the
+        risks, whatever ``intervals`` is, so it costs more than ``compute``. Groups given as strings
+        are found under their names.
         """
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
@@ -193,8 +228,9 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         """Draw de-identification against gain of voice distinctiveness.
 
         Args:
-            val: A value of ``compute``, or a dictionary from names of systems to such values; default ``compute()``.
-                A sequence of values is drawn as the path of a training over its epochs.
+            val: A value of ``compute``, or a dictionary from names of systems to such values;
+                default ``compute()``. A sequence of values is drawn as the path of a training over
+                its epochs.
             ax: Matplotlib axes to draw on; several systems may share them.
             label: Name of the system, where ``val`` is one value.
         """
@@ -209,7 +245,8 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             missing = [key for key in ("deid", "gvd") if key not in scalars]
             if missing:
                 message = (
-                    f"Expected the keys 'deid' and 'gvd' of {name}, which are drawn, but {missing[0]!r} is missing"
+                    f"Expected the keys 'deid' and 'gvd' of {name}, which are drawn, but"
+                    f" {missing[0]!r} is missing"
                 )
                 raise ValueError(f"{message}; see `metrics` of VoicePrivacy.")
         return draw_deid_gvd(systems, ax)
@@ -229,14 +266,21 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         """Return the keys of ``metrics`` without intervals."""
         if not isinstance(self.metrics, str):
             return self.metrics
-        conditions, has_attacks = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS, self.attacks is not None
+        conditions, has_attacks = (
+            tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS,
+            self.attacks is not None,
+        )
         every_key = scalar_keys(conditions, has_attacks, has_sessions, self.sizes)
         if self.metrics == "all":
             return every_key
-        sized = [key for key in every_key if key[:3] != "oo_" and scalar(key).family in OF_POPULATION]
+        sized = [
+            key for key in every_key if key[:3] != "oo_" and scalar(key).family in OF_POPULATION
+        ]
         return (*headline_keys(has_attacks, has_sessions), *sized)
 
-    def _compute_report(self, data: EvaluationData, has_risk_intervals: bool = False) -> PrivacyReport:
+    def _compute_report(
+        self, data: EvaluationData, has_risk_intervals: bool = False
+    ) -> PrivacyReport:
         has_sessions = data.protected.sessions is not None
         families = measures = None
         if self.metrics != "all":

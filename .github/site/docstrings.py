@@ -1,4 +1,6 @@
-"""Docstrings, written for Python's ``help``, as the site shows them: formulas as MathML, roles as code or links."""
+"""Docstrings, written for Python's ``help``, as the site shows them: formulas as MathML, roles as
+code or links.
+"""
 
 import re
 import textwrap
@@ -24,7 +26,8 @@ def rewrite(text: str) -> str:
     """Return a docstring in Markdown."""
     text = _BLOCK.sub(_render_block, text + "\n")
     text = _ROLE.sub(_render_role, text)
-    text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE)  # the section that shows code
+    # the section that shows code
+    text = re.sub(r"^( *)Example:$", r"\1Examples:", text, flags=re.MULTILINE)
     return text.replace("::\n\n", ":\n\n").rstrip()
 
 

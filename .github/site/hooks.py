@@ -1,4 +1,6 @@
-"""What the site takes from elsewhere: notebooks, CHANGELOG, CONTRIBUTING, and the API from ``__all__``."""
+"""What the site takes from elsewhere: notebooks, CHANGELOG, CONTRIBUTING, and the API from
+``__all__``.
+"""
 
 import ast
 import re
@@ -35,9 +37,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         place = str(notebook.relative_to(ROOT))
         files.append(File(place, str(ROOT), config.site_dir, config.use_directory_urls))
     files.append(File.generated(config, "changelog.md", content=_read_page(ROOT / "CHANGELOG.md")))
-    files.append(File.generated(config, "contributing.md", content=_read_page(ROOT / ".github/CONTRIBUTING.md")))
+    files.append(
+        File.generated(
+            config, "contributing.md", content=_read_page(ROOT / ".github/CONTRIBUTING.md")
+        )
+    )
     for page, (module, title) in API_PAGES.items():
-        files.append(File.generated(config, f"api/{page}.md", content=_write_api_page(module, title)))
+        files.append(
+            File.generated(config, f"api/{page}.md", content=_write_api_page(module, title))
+        )
     for picture in sorted((ROOT / "notebooks/pictures").glob("*.png")):
         files.append(File.generated(config, f"pictures/{picture.name}", abs_src_path=str(picture)))
     return files

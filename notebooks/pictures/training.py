@@ -1,4 +1,5 @@
-"""The picture of a training in the README: it runs the code of the README's training section, and draws its numbers.
+"""The picture of a training in the README: it runs the code of the README's training section, and
+draws its numbers.
 
 python notebooks/pictures/training.py
 """
@@ -36,7 +37,9 @@ def run_readme(folder):
 
 
 def draw(names):
-    """Return a figure: disclosures over the epochs, distortion and loss over the epochs, and one over the other."""
+    """Return a figure: disclosures over the epochs, distortion and loss over the epochs, and one
+    over the other.
+    """
     (untrained,) = names["untrained"]
     logged = {name.rpartition("/")[2]: value for name, value in untrained.items()}
     rows = [{**logged, "epoch": -1}, *names["monitor"].history]

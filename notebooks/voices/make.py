@@ -1,4 +1,5 @@
-"""Make ``voices.ogg`` and ``voices.csv`` beside this file, from five voices of two synthesisers; see ``README.md``.
+"""Make ``voices.ogg`` and ``voices.csv`` beside this file, from five voices of two synthesisers;
+see ``README.md``.
 
 Needs Debian's flite, festival and festvox-kdlpc16k, and from PyPI numpy, scipy and soundfile.
 """

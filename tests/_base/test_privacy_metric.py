@@ -1,4 +1,6 @@
-"""One number of a metric that returns several, where TorchMetrics and Lightning take scalars only."""
+"""One number of a metric that returns several, where TorchMetrics and Lightning take scalars
+only.
+"""
 
 import copy
 import pickle
@@ -48,18 +50,28 @@ def test_view_inherits_direction_and_differentiability():
 
 
 def test_view_of_an_unknown_key_raises():
-    with pytest.raises(ValueError, match="'d_eec' to be one of d_ece, l_w, tag, d_ece_reversed, which ZebraDisclosure"):
+    with pytest.raises(
+        ValueError,
+        match="'d_eec' to be one of d_ece, l_w, tag, d_ece_reversed, which ZebraDisclosure",
+    ):
         fed(vp.ZebraDisclosure())["d_eec"].compute()
-    with pytest.raises(TypeError, match="MinCllr to return a dictionary with 'd_ece', but got Tensor"):
+    with pytest.raises(
+        TypeError, match="MinCllr to return a dictionary with 'd_ece', but got Tensor"
+    ):
         fed(vp.MinCllr())["d_ece"].compute()
 
 
 def test_torchmetrics_collections_and_wrappers_accept_a_view():
-    collection = MetricCollection({"d_ece": vp.ZebraDisclosure()["d_ece"], "c_ece": vp.CalibrationDistortion()})
+    collection = MetricCollection(
+        {"d_ece": vp.ZebraDisclosure()["d_ece"], "c_ece": vp.CalibrationDistortion()}
+    )
     for index, batch in enumerate(BATCHES):
         collection.update(**batch, run=index % 2)
     assert_close(collection.compute()["d_ece"], WHOLE["d_ece"])
-    tracker, extremes = MetricTracker(vp.ZebraDisclosure()["d_ece"]), MinMaxMetric(vp.ZebraDisclosure()["d_ece"])
+    tracker, extremes = (
+        MetricTracker(vp.ZebraDisclosure()["d_ece"]),
+        MinMaxMetric(vp.ZebraDisclosure()["d_ece"]),
+    )
     seen = []
     for count, batch in enumerate(BATCHES, start=1):
         tracker.increment()
@@ -105,11 +117,21 @@ def test_lightning_logs_views_and_dictionaries_epoch_by_epoch(tmp_path):
     values = {case.name: fed(case.metric(), case.batches()).compute() for case in CASES}
     dictionaries = {name: value for name, value in values.items() if isinstance(value, dict)}
     module, loader = Logging(dictionaries), DataLoader(BATCHES, batch_size=None)
-    options = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = pl.Trainer(max_epochs=2, num_sanity_val_steps=0, default_root_dir=tmp_path, accelerator="cpu", **options)
+    options = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
+    trainer = pl.Trainer(
+        max_epochs=2,
+        num_sanity_val_steps=0,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        **options,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        warnings.filterwarnings("ignore", ".*does not have many workers.*|.*fewer than the logging interval.*")
+        warnings.filterwarnings(
+            "ignore", ".*does not have many workers.*|.*fewer than the logging interval.*"
+        )
         trainer.fit(module, loader, loader)
     assert module.counts == [len(BATCHES)] * 2  # every epoch starts anew
     assert not module.zebra.update_called

@@ -1,4 +1,6 @@
-"""Intervals of metrics of scores, from leaving speakers out: against their definition, and as a metric owes them."""
+"""Intervals of metrics of scores, from leaving speakers out: against their definition, and as a
+metric owes them.
+"""
 
 import math
 import pickle
@@ -31,7 +33,11 @@ def batches(size=97, **kwargs):
     preds, target, speakers = trials(**kwargs)
     for start in range(0, len(preds), size):
         rows = slice(start, start + size)
-        yield {"preds": preds[rows], "target": target[rows], "speakers": tuple(side[rows] for side in speakers)}
+        yield {
+            "preds": preds[rows],
+            "target": target[rows],
+            "speakers": tuple(side[rows] for side in speakers),
+        }
 
 
 def updated(metric, given=None):
@@ -46,7 +52,9 @@ def test_interval_bounds_match_the_definition(metric, spread):
     preds, target, speakers = trials(spread)
     value = updated(metric(intervals=0.9), batches(spread=spread)).compute()
     names = [side.tolist() for side in speakers]
-    edges = torch.linspace(preds.min(), preds.max(), int(target.sum()) // 10 + 1, dtype=preds.dtype).numpy()
+    edges = torch.linspace(
+        preds.min(), preds.max(), int(target.sum()) // 10 + 1, dtype=preds.dtype
+    ).numpy()
     rows = [(preds.numpy(), target.long().numpy())]
     rows += [reference.resampling.left_out(*rows[0], names, speaker) for speaker in set(names[0])]
     found = [reference.resampling.measures(*some, edges) for some in rows]
@@ -54,7 +62,9 @@ def test_interval_bounds_match_the_definition(metric, spread):
         exact, *without = (each[key] for each in found)
         most = {"eer": 0.5, "cllr": 99, "min_cllr": 1, "linkability": 1}.get(key, 0.5 / math.log(2))
         assert value[key].item() == pytest.approx(exact, abs=1e-12)
-        ends = reference.resampling.jackknife(exact, without, 0.9, is_fitted=key not in ("eer", "cllr", "linkability"))
+        ends = reference.resampling.jackknife(
+            exact, without, 0.9, is_fitted=key not in ("eer", "cllr", "linkability")
+        )
         allowed = 1e-2 if key == "cllr" else 1e-7  # of the scores of a cell the mean cost is known
         bounds = [value[f"{key}{end}"].item() for end in ("_low", "_high")]
         assert bounds == pytest.approx([min(max(end, 0), most) for end in ends], abs=allowed), key
@@ -68,7 +78,9 @@ def test_width_of_an_interval_is_that_of_the_bootstrap_over_speakers():
     edges = np.linspace(scores.min(), scores.max(), labels.sum() // 10 + 1)
     keys = [key for measured in METRICS.values() for key in measured]
     generator = np.random.default_rng(0)
-    errors = reference.resampling.standard_errors(scores, labels, names, edges, keys, replicates, generator)
+    errors = reference.resampling.standard_errors(
+        scores, labels, names, edges, keys, replicates, generator
+    )
     reach = stats.t.ppf(0.975, number - 1)
     for metric, measured in METRICS.items():
         value = metric(intervals=0.95)(preds, target, speakers=speakers)
@@ -84,7 +96,11 @@ def test_interval_is_independent_of_batches_order_and_labels(metric):
     preds, target, speakers = trials()
     value = updated(metric(intervals=0.95)).compute()
     order = torch.randperm(len(preds), generator=torch.Generator().manual_seed(1))
-    other = {"preds": preds[order], "target": target[order].long(), "speakers": [3 - side[order] for side in speakers]}
+    other = {
+        "preds": preds[order],
+        "target": target[order].long(),
+        "speakers": [3 - side[order] for side in speakers],
+    }
     assert_same(updated(metric(intervals=0.95), [other]).compute(), value)
     assert_same(metric(intervals=0.95)(**other), value)
 
@@ -109,12 +125,16 @@ def test_states_survive_copying_merging_and_saving(metric):
 
 
 def test_a_collection_takes_speakers_by_keyword():
-    collection = MetricCollection([vp.ZebraDisclosure(intervals=0.95), vp.MinCllr(), BinaryAUROC(normalization=None)])
+    collection = MetricCollection(
+        [vp.ZebraDisclosure(intervals=0.95), vp.MinCllr(), BinaryAUROC(normalization=None)]
+    )
     for batch in batches():
         collection.update(**{**batch, "target": batch["target"].long()})
     value = collection.compute()
     assert {"MinCllr", "BinaryAUROC"} <= set(value)
-    assert_close(value["d_ece_low"], updated(vp.ZebraDisclosure(intervals=0.95))["d_ece_low"].compute())
+    assert_close(
+        value["d_ece_low"], updated(vp.ZebraDisclosure(intervals=0.95))["d_ece_low"].compute()
+    )
 
 
 @pytest.mark.parametrize("speakers", [1, 2])
@@ -144,7 +164,8 @@ def test_missing_or_invalid_speakers_raise(metric):
 @pytest.mark.slow
 def test_jackknife_covers_but_independent_trial_intervals_do_not():
     # The bench has the full figures: here 95 % of 40 sets are 38, give or take 3.
-    found = Coverage({"d_ece": 0.1174, "eer": 0.3004, "min_cllr": 0.8273, "cllr": 0.8694})  # of 2,400 speakers
+    # of 2,400 speakers
+    found = Coverage({"d_ece": 0.1174, "eer": 0.3004, "min_cllr": 0.8273, "cllr": 0.8694})
     generator = torch.Generator().manual_seed(27)
     for _ in range(40):
         drawn = TrialPopulation(0.6, utterances=6).draw(20, generator)

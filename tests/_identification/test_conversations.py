@@ -43,7 +43,8 @@ def disclosure(scores, is_target):
 
 
 @pytest.mark.parametrize(
-    ("utterances", "length"), [(3, None), (4, 2), (6, 3), (9, 3), (10, 5), (20, 10), (59, 10), (60, 30), (200, 30)]
+    ("utterances", "length"),
+    [(3, None), (4, 2), (6, 3), (9, 3), (10, 5), (20, 10), (59, 10), (60, 30), (200, 30)],
 )
 def test_length_leaves_two_conversations_of_a_speaker(utterances, length):
     _, tests = voices(utterances=utterances)
@@ -107,7 +108,8 @@ def test_trials_and_scores_match_their_definition(condition):
 def test_number_of_trials():
     original, protected = voices(speakers=30, utterances=10)
     op = score_conversations([plain(original, protected, OP)], 5)
-    # Of each of 20 draws: 30 x 2 ordered pairs of one speaker's conversations, 60 x 58 of two speakers.
+    # Of each of 20 draws: 30 x 2 ordered pairs of one speaker's conversations, 60 x 58 of two
+    # speakers.
     assert int(op.is_target.sum()) == 20 * 60
     assert int((~op.is_target).sum()) == 20 * 60 * 58
     pp = score_conversations([plain(protected, protected, PP)], 5)
@@ -162,7 +164,9 @@ def test_many_conversations_are_thinned_and_agree_with_all(monkeypatch):
     monkeypatch.setattr("vpmetrics._identification.conversations._MOST_TRIALS", 20_000)
     thinned = score_conversations([rows], 5)
     assert len(thinned.scores) < len(whole.scores) / 4
-    assert torch.equal(thinned.scores[thinned.is_target].sort().values, whole.scores[whole.is_target].sort().values)
+    assert torch.equal(
+        thinned.scores[thinned.is_target].sort().values, whole.scores[whole.is_target].sort().values
+    )
     expected = disclosure(whole.scores, whole.is_target)
     assert disclosure(thinned.scores, thinned.is_target) == pytest.approx(expected, abs=0.02)
 

@@ -10,7 +10,9 @@ from vpmetrics._identification import references
 
 
 def voices(counts, width=16):
-    """Protected and original utterances of speakers with so many utterances each, and their speakers."""
+    """Protected and original utterances of speakers with so many utterances each, and their
+    speakers.
+    """
     generator = torch.Generator().manual_seed(0)
     speakers = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
     centres = torch.randn(len(counts), width, generator=generator)[speakers]
@@ -43,5 +45,7 @@ def test_function_of_the_caller_gets_one_gallery_at_a_time():
 
 
 def test_operations_do_not_grow_with_utterances_per_speaker():
-    few, many = (count_operations(lambda n=n: F.rank_histogram(*voices([n] * 40))).total for n in (10, 50))
+    few, many = (
+        count_operations(lambda n=n: F.rank_histogram(*voices([n] * 40))).total for n in (10, 50)
+    )
     assert many <= few + 5

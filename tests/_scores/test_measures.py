@@ -1,4 +1,6 @@
-"""Score measures: the true-positive rate at a false-positive rate, ties included, and what every entry promises."""
+"""Score measures: the true-positive rate at a false-positive rate, ties included, and what every
+entry promises.
+"""
 
 import math
 
@@ -13,19 +15,26 @@ from vpmetrics._scores.measures import SCORE_MEASURES, expected_disclosure, foun
 from vpmetrics.functional import tpr_at_fpr
 
 
-@pytest.mark.parametrize("levels", [None, 0.5, 2, 20], ids=lambda levels: f"{levels} levels per deviation")
+@pytest.mark.parametrize(
+    "levels", [None, 0.5, 2, 20], ids=lambda levels: f"{levels} levels per deviation"
+)
 @pytest.mark.parametrize("fpr", [0.02, 0.1, 1 / 3, 0.9])
 def test_tpr_matches_a_threshold_sweep(levels, fpr):
     for seed in range(10):
         preds, target = gaussians(60, 700, distance=1.0, seed=seed)
         preds = preds if levels is None else (preds * levels).round()
         expected = reference.verification.tpr_at_fpr(preds.numpy(), target.numpy(), fpr)
-        assert list(tpr_at_fpr(preds, target, (fpr,)).values()) == [pytest.approx(expected, abs=1e-12)]
+        assert list(tpr_at_fpr(preds, target, (fpr,)).values()) == [
+            pytest.approx(expected, abs=1e-12)
+        ]
 
 
 def test_tpr_by_hand():
     # Of 100 non-targets the highest ten lie above 89; half of the targets do.
-    preds, target = torch.cat([torch.arange(100.0), torch.tensor([95.0, 92.5, 50.0, 20.0])]), torch.arange(104) >= 100
+    preds, target = (
+        torch.cat([torch.arange(100.0), torch.tensor([95.0, 92.5, 50.0, 20.0])]),
+        torch.arange(104) >= 100,
+    )
     assert tpr_at_fpr(preds, target, fpr=(0.1,)) == {"tpr_at_1e-1": torch.tensor(0.5)}
     # All tied: accepting a share of the non-targets accepts the same share of the targets.
     assert tpr_at_fpr(torch.zeros(104), target, fpr=(0.25,))["tpr_at_2.5e-1"] == 0.25
@@ -49,8 +58,13 @@ def test_binned_tpr_bounds_the_exact_value():
 
 @pytest.mark.parametrize("fpr", [0.01, (), (0.0,), (1.0,), ("a",), "0.1", (1,)])
 def test_invalid_rates_raise(fpr):
-    for make in (lambda: TPRAtFPR(fpr=fpr), lambda: tpr_at_fpr(torch.rand(4), torch.arange(4) % 2, fpr=fpr)):
-        with pytest.raises(ValueError, match="Expected `fpr` to be a sequence of rates between 0 and 1"):
+    for make in (
+        lambda: TPRAtFPR(fpr=fpr),
+        lambda: tpr_at_fpr(torch.rand(4), torch.arange(4) % 2, fpr=fpr),
+    ):
+        with pytest.raises(
+            ValueError, match="Expected `fpr` to be a sequence of rates between 0 and 1"
+        ):
             make()
 
 
@@ -69,7 +83,9 @@ def test_every_measure_is_described_varies_and_stays_in_its_range(key):
 # --- Found among 100 people
 
 
-@pytest.mark.parametrize("levels", [None, 0.5, 2, 20], ids=lambda levels: f"{levels} levels per deviation")
+@pytest.mark.parametrize(
+    "levels", [None, 0.5, 2, 20], ids=lambda levels: f"{levels} levels per deviation"
+)
 def test_found_among_100_matches_the_sum_over_ties(levels):
     for seed in range(5):
         preds, target = gaussians(40, 1500, distance=1.0, seed=seed)
@@ -83,7 +99,9 @@ def test_found_among_100_by_hand():
     def found(targets, nontargets):
         preds = torch.cat([torch.tensor(targets), nontargets])
         return float(
-            found_among_of_steps(collect_trial_scores(preds, torch.arange(len(preds)) < len(targets)).counts[0])
+            found_among_of_steps(
+                collect_trial_scores(preds, torch.arange(len(preds)) < len(targets)).counts[0]
+            )
         )
 
     others = torch.arange(1000.0)

@@ -1,4 +1,6 @@
-"""The loop over pairs: every trial once, whatever the block size, the number of ranks, sessions and groups."""
+"""The loop over pairs: every trial once, whatever the block size, the number of ranks, sessions and
+groups.
+"""
 
 from itertools import combinations, permutations, product
 
@@ -24,7 +26,9 @@ def labelled(*names):
     """Rows with sessions, groups and recordings, as far as they are asked for."""
     rows = join(embeddings())
     count, place = len(rows["speakers"]), rows["speakers"].unique(return_inverse=True)[1]
-    return rows | {name: {"sessions": torch.arange(count) % 3, "groups": place % 2}[name] for name in names}
+    return rows | {
+        name: {"sessions": torch.arange(count) % 3, "groups": place % 2}[name] for name in names
+    }
 
 
 def form_pairs(rows, name, **settings):
@@ -36,13 +40,24 @@ def form_pairs(rows, name, **settings):
 
 def expected_trials(rows, name):
     """Scores and labels of every pair by a loop, from the definition of the condition."""
-    condition, unit = CONDITIONS[name], [normalize(rows[side].double()) for side in ("original", "protected")]
+    condition, unit = (
+        CONDITIONS[name],
+        [normalize(rows[side].double()) for side in ("original", "protected")],
+    )
     first, second = unit[SIDES[condition.enrolment]], unit[SIDES[condition.test]]
     count, found = len(rows["speakers"]), []
-    names, sessions, groups = (rows.get(key, torch.zeros(count)).tolist() for key in ("speakers", "sessions", "groups"))
-    for i, j in combinations(range(count), 2) if condition.is_same_side else permutations(range(count), 2):
+    names, sessions, groups = (
+        rows.get(key, torch.zeros(count)).tolist() for key in ("speakers", "sessions", "groups")
+    )
+    for i, j in (
+        combinations(range(count), 2) if condition.is_same_side else permutations(range(count), 2)
+    ):
         is_target = names[i] == names[j]
-        wanted = {"any": True, "same": sessions[i] == sessions[j], "other": sessions[i] != sessions[j]}
+        wanted = {
+            "any": True,
+            "same": sessions[i] == sessions[j],
+            "other": sessions[i] != sessions[j],
+        }
         if groups[i] == groups[j] and (not is_target or wanted[condition.target_sessions]):
             found.append((is_target, float(first[i] @ second[j])))
     return sorted(found)
@@ -62,12 +77,16 @@ def test_every_trial_occurs_once_for_any_block_size(condition, size, columns):
     expected = expected_trials(rows, condition)
     assert sorted(labels.tolist()) == [is_target for is_target, _ in expected]
     for label in (False, True):
-        of_label = torch.tensor([score for is_target, score in expected if is_target == label]).double()
+        of_label = torch.tensor(
+            [score for is_target, score in expected if is_target == label]
+        ).double()
         assert_close(scores[labels == label].sort().values, of_label)
     # Only blocks of the same speakers have masks, and those that are left to targets are these.
     for group in pairs.row_groups():
         near = [block.columns for block in pairs.blocks(group, has_targets=True)]
-        assert near == [block.columns for block in pairs.blocks(group) if block.is_target is not None]
+        assert near == [
+            block.columns for block in pairs.blocks(group) if block.is_target is not None
+        ]
     if not columns:
         both = pairs.trial_speakers()
         assert torch.equal(both[0] == both[1], labels)
@@ -86,7 +105,14 @@ def test_bins_agree_with_scores(monkeypatch, similarity):
     for key, expected in exact.items():
         # Extremes and interpolated rates feel their bins most; a threshold moves by one bin.
         allowed = 2e-2 if "l_w" in key or "tpr" in key else 2e-3
-        assert_close(binned[key], expected, atol=allowed, rtol=allowed, equal_nan=True, msg=f"{key}: {binned[key]}")
+        assert_close(
+            binned[key],
+            expected,
+            atol=allowed,
+            rtol=allowed,
+            equal_nan=True,
+            msg=f"{key}: {binned[key]}",
+        )
     assert worst[0] is None
     most = expected_disclosure(worst[1]().ascending)  # with every bin taken apart
     assert binned["op_d_ece"] - 1e-9 <= exact["op_d_ece"] <= most + 1e-9

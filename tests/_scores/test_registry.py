@@ -1,4 +1,6 @@
-"""One table of numbers: what the suite returns, what a budget may limit, and how people read them."""
+"""One table of numbers: what the suite returns, what a budget may limit, and how people read
+them.
+"""
 
 import math
 
@@ -30,31 +32,58 @@ def test_every_scalar_name_is_unique_and_resolves():
         assert known.key in (name, name.partition("_")[2])
         assert known.heading
         assert known.description
-    assert {"op_d_ece_strongest", "across_d_ece_pairs", "within_eer", "op_c_ece", "g_d_ece"} <= set(names)
+    assert {"op_d_ece_strongest", "across_d_ece_pairs", "within_eer", "op_c_ece", "g_d_ece"} <= set(
+        names
+    )
     assert "oo_d_ece_strongest" not in names
     assert "within_c_ece" not in names
 
 
 def test_scalar_name_encodes_condition_gallery_size_and_interval_bound():
-    assert [scalar(key).condition for key in ("deid", "d_ece_op_oo", "across_d_ece_reversed")] == ["", "", "across"]
+    assert [scalar(key).condition for key in ("deid", "d_ece_op_oo", "across_d_ece_reversed")] == [
+        "",
+        "",
+        "across",
+    ]
     low = scalar("op_d_ece_low")
     assert (low.condition, low.direction, low.title) == ("OP", "low", "D_ECE from [bit]")
     names = scalar_keys(("OP", "across"), sizes=(20, 1000))
-    assert {"op_rate_20", "op_singling_out_1000_error", "op_gallery", "across_rate_1000"} <= set(names)
+    assert {"op_rate_20", "op_singling_out_1000_error", "op_gallery", "across_rate_1000"} <= set(
+        names
+    )
     assert "across_singling_out_20" not in names
     rate, attacked = scalar("op_rate_20000"), scalar("op_rate_20_strongest")
     assert (rate.title, rate.direction, rate.condition) == ("found among 20,000 [%]", "low", "OP")
     assert rate.show(0.125) == "12.50"
     assert scalar("rate_20_low").heading == "found among 20 from"
     assert scalar("pp_singling_out_20_error").direction is None
-    assert (attacked.title, attacked.direction) == ("found among 20 after the strongest attack [%]", "low")
+    assert (attacked.title, attacked.direction) == (
+        "found among 20 after the strongest attack [%]",
+        "low",
+    )
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("opd_ece", "op_deid", "xx_eer", "op_", "low", "rate", "op_rate", "op_rate_0", "op_rate_x", "rate_20_error"),
-        *("singling_out_5_errors", "op_gallery_3", "chance_20_strongest", "singling_out_20_strongest"),
+        *(
+            "opd_ece",
+            "op_deid",
+            "xx_eer",
+            "op_",
+            "low",
+            "rate",
+            "op_rate",
+            "op_rate_0",
+            "op_rate_x",
+            "rate_20_error",
+        ),
+        *(
+            "singling_out_5_errors",
+            "op_gallery_3",
+            "chance_20_strongest",
+            "singling_out_20_strongest",
+        ),
     ],
 )
 def test_unknown_names_raise(name):
@@ -121,4 +150,6 @@ def test_units_are_named():
 def test_the_letters_of_tags_are_those_of_the_function():
     for number, l_w in enumerate((0.0, 0.5, 1.5, 3.0, 4.5, 5.5, 7.0)):
         assert scalar("tag").show(number) == zebra_tag(torch.tensor(l_w))
-    assert "A below 1, B from 1, C from 2, D from 4, E from 5, F from 6" in scalar("tag").description
+    assert (
+        "A below 1, B from 1, C from 2, D from 4, E from 5, F from 6" in scalar("tag").description
+    )

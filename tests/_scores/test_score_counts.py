@@ -20,9 +20,12 @@ def test_merging_targetless_bins_keeps_likelihood_ratios():
 
 def test_separating_classes_within_bins_never_lowers_disclosure():
     draw = torch.Generator().manual_seed(0)
-    targets, nontargets = (torch.poisson(torch.rand(500, generator=draw) * of, generator=draw) for of in (0.5, 3))
+    targets, nontargets = (
+        torch.poisson(torch.rand(500, generator=draw) * of, generator=draw) for of in (0.5, 3)
+    )
     edges, twice = torch.arange(499.0), torch.zeros(2, 1000)
-    twice[0, 1::2], twice[1, ::2] = targets, nontargets  # two bins per bin, first its non-targets, then its targets
+    # two bins per bin, first its non-targets, then its targets
+    twice[0, 1::2], twice[1, ::2] = targets, nontargets
     pooled, expected, separated = (
         expected_disclosure(counts.ascending)
         for counts in (

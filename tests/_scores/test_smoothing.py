@@ -1,4 +1,6 @@
-"""The differentiable surrogate of PAV: how near it comes to the exact value and to the truth, and its gradient."""
+"""The differentiable surrogate of PAV: how near it comes to the exact value and to the truth, and
+its gradient.
+"""
 
 import math
 
@@ -31,11 +33,15 @@ MEASURES = {
 
 
 def population_d_ece(distance):
-    """D_ECE of N(distance, 1) against N(0, 1), whose log-likelihood ratio is linear in the score."""
+    """D_ECE of N(distance, 1) against N(0, 1), whose log-likelihood ratio is linear in the
+    score.
+    """
 
     def bits(x):
         llr = distance * (x - distance / 2)
-        return stats.norm.pdf(x, distance) * reference.z(llr) + stats.norm.pdf(x) * reference.z(-llr)
+        return stats.norm.pdf(x, distance) * reference.z(llr) + stats.norm.pdf(x) * reference.z(
+            -llr
+        )
 
     return integrate.quad(bits, -9, 9 + distance)[0] / (2 * math.log(2))
 
@@ -54,9 +60,16 @@ def test_smoothed_value_converges_as_bandwidth_falls(distance, seed):
 
 def test_other_smoothed_measures_approximate_exact_values():
     preds, target = gaussians(1000, 20000, 1.0)
-    allowed = {"min_cllr": {"abs": 0.01}, "eer": {"abs": 0.005}, "d_ece_reversed": {"abs": 0.001}, "l_w": {"rel": 0.2}}
+    allowed = {
+        "min_cllr": {"abs": 0.01},
+        "eer": {"abs": 0.005},
+        "d_ece_reversed": {"abs": 0.001},
+        "l_w": {"rel": 0.2},
+    }
     for name, tolerance in allowed.items():
-        exact, soft = (MEASURES[name](preds, target, bandwidth).item() for bandwidth in (None, 0.02))
+        exact, soft = (
+            MEASURES[name](preds, target, bandwidth).item() for bandwidth in (None, 0.02)
+        )
         assert soft == pytest.approx(exact, **tolerance), name
 
 
@@ -74,7 +87,9 @@ def test_smoothing_reduces_the_bias_of_few_trials():
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
 def test_gradcheck_includes_the_grid(measure, bandwidth, seed):
     preds, target = gaussians(8, 25, 0.2, seed)
-    assert gradcheck(lambda x: measure(x, target, bandwidth), preds.requires_grad_(), atol=1e-5, rtol=1e-3)
+    assert gradcheck(
+        lambda x: measure(x, target, bandwidth), preds.requires_grad_(), atol=1e-5, rtol=1e-3
+    )
 
 
 def test_interpolation_is_the_adjoint_of_soft_counting():
@@ -83,7 +98,12 @@ def test_interpolation_is_the_adjoint_of_soft_counting():
     grid = lay_grid(preds, 0.05)
     steps = Steps(grid.points[1:], *soft_counts_on_grid(grid, preds, target))
     for label, counts in ((1, steps.targets), (0, steps.nontargets)):
-        assert_close(per_score[target == label].mean(), weighted_mean(counts, steps.laplace_llr()), atol=1e-6, rtol=0)
+        assert_close(
+            per_score[target == label].mean(),
+            weighted_mean(counts, steps.laplace_llr()),
+            atol=1e-6,
+            rtol=0,
+        )
     assert (per_score - pav_llr(preds, target, True)).abs().mean() < 0.1
 
 
@@ -101,14 +121,22 @@ def test_low_precision_dtypes_and_autocast(dtype):
     narrow = preds.to(dtype).requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         value = d_ece(narrow, target, 0.1)
-    assert value.item() == pytest.approx(d_ece(preds, target, 0.1).item(), abs=1e-5 if dtype == torch.float32 else 1e-3)
+    assert value.item() == pytest.approx(
+        d_ece(preds, target, 0.1).item(), abs=1e-5 if dtype == torch.float32 else 1e-3
+    )
     (gradient,) = torch.autograd.grad(value, narrow)
     assert gradient.dtype == dtype
     assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(
-    "preds", [torch.zeros(40), torch.full((40,), 0.7), 0.7 + 1e-8 * torch.arange(40.0), torch.arange(40.0) ** 9]
+    "preds",
+    [
+        torch.zeros(40),
+        torch.full((40,), 0.7),
+        0.7 + 1e-8 * torch.arange(40.0),
+        torch.arange(40.0) ** 9,
+    ],
 )
 def test_degenerate_scores_have_finite_values_and_gradients(preds):
     preds.requires_grad_()
@@ -128,7 +156,9 @@ def test_degenerate_scores_have_finite_values_and_gradients(preds):
 )
 def test_scores_of_any_size_have_finite_values_and_gradients(dtype, scale, kind):
     preds, target = gaussians(30, 100, 1.0)
-    preds = {"spread": preds, "tied": torch.ones_like(preds), "two values": (preds > 0).double()}[kind]
+    preds = {"spread": preds, "tied": torch.ones_like(preds), "two values": (preds > 0).double()}[
+        kind
+    ]
     moved = (preds * scale).to(dtype).requires_grad_()
     for name, measure in MEASURES.items():
         value = measure(moved, target, 0.1)
@@ -148,7 +178,10 @@ def test_nan_stays_nan():
 
 def test_zero_weight_scores_are_not_counted():
     draw = torch.Generator().manual_seed(0)
-    preds, target = torch.randn(2, 60, generator=draw, dtype=torch.float64), torch.arange(60) % 3 == 0
+    preds, target = (
+        torch.randn(2, 60, generator=draw, dtype=torch.float64),
+        torch.arange(60) % 3 == 0,
+    )
     kept = torch.rand(2, 60, generator=draw) < 0.5
     grid = lay_grid(preds, bandwidth=0.1)
     weighted = soft_counts_on_grid(grid, preds, target.expand(2, 60), kept)

@@ -1,4 +1,6 @@
-"""Who is protected worst: disclosure of every speaker, by hand, by a loop, and adding up to that of all."""
+"""Who is protected worst: disclosure of every speaker, by hand, by a loop, and adding up to that of
+all.
+"""
 
 import math
 
@@ -62,7 +64,9 @@ def test_embeddings_match_a_loop_over_pairs(few_pairs, monkeypatch):
         for side in SIDES:
             # A pair within one side has no first and no second utterance.
             of_pairs = arrays[2][np.array(pairs).T]
-            expected = reference.speaker_disclosure(scores, target, of_pairs, side if condition == "OP" else "both")
+            expected = reference.speaker_disclosure(
+                scores, target, of_pairs, side if condition == "OP" else "both"
+            )
             found = getattr(known.speakers, side)
             if few_pairs:
                 assert_as_in_the_reference(found, known.speakers.speakers, expected)
@@ -70,13 +74,16 @@ def test_embeddings_match_a_loop_over_pairs(few_pairs, monkeypatch):
             assert found.nontargets.tolist() == [values[3] for values in expected.values()]
             # What some have no trials of weighs nothing, and the rest is the whole.
             assert_close(found.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
-            assert_close(found.l_w[~found.l_w.isnan()].max(), known.scalars["l_w"], rtol=0, atol=1e-12)
+            assert_close(
+                found.l_w[~found.l_w.isnan()].max(), known.scalars["l_w"], rtol=0, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("absent", [[2], [2, 3], [0, 5], [4]])
 def test_one_sided_speakers_do_not_change_other_speakers(absent, monkeypatch):
     original, protected, speakers = people(0, number=6, each=8, noise=1.5)
-    protected[torch.isin(speakers, speakers.unique()[absent])] = torch.nan  # none of theirs is given
+    # none of theirs is given
+    protected[torch.isin(speakers, speakers.unique()[absent])] = torch.nan
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
     found = []
     for size in (48, 8):  # with smaller blocks, speakers begin where a block ends
@@ -86,7 +93,9 @@ def test_one_sided_speakers_do_not_change_other_speakers(absent, monkeypatch):
         metric.update(original[given], protected[given], speakers[given])
         metric.update(original=original[~given], speakers=speakers[~given])
         known = metric.report().conditions["OP"]
-        found.append((known.matrix, *known.similarity, *known.speakers.probed, *known.speakers.enrolled))
+        found.append(
+            (known.matrix, *known.similarity, *known.speakers.probed, *known.speakers.enrolled)
+        )
     assert_close(found[1], found[0], atol=1e-12, rtol=0, equal_nan=True)
     assert torch.equal(found[0][0].isnan().all(0).nonzero().flatten(), torch.tensor(absent))
 
@@ -94,7 +103,9 @@ def test_one_sided_speakers_do_not_change_other_speakers(absent, monkeypatch):
 def test_target_and_nontarget_terms_match_hand_values():
     # The voice of 7 is found at once, that of 4 is not; PAV pools the two scores in between.
     preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1])
-    found = speaker_disclosure(preds, target, (torch.tensor([4, 4, 7, 7]), torch.tensor([7, 4, 4, 7])))
+    found = speaker_disclosure(
+        preds, target, (torch.tensor([4, 4, 7, 7]), torch.tensor([7, 4, 4, 7]))
+    )
     assert_close(found.probed.of_targets, torch.tensor([0.0, FULL / 2]).double())
     assert_close(found.probed.of_nontargets, torch.tensor([0.0, FULL / 2]).double())
     assert_close(found.enrolled.of_nontargets, torch.tensor([FULL / 2, 0.0]).double())
@@ -115,7 +126,9 @@ def test_result_is_independent_of_order_labels_and_increasing_maps():
 def test_trial_report_matches_speaker_disclosure():
     preds, target, both = trials(2)
     places = both.unique(return_inverse=True)[1]
-    scalars = report_trials({"OP": ScoredTrials(preds, target.bool(), places)}, num_speakers=5).scalars
+    scalars = report_trials(
+        {"OP": ScoredTrials(preds, target.bool(), places)}, num_speakers=5
+    ).scalars
     expected = speaker_disclosure(preds, target, both).probed.d_ece
     assert_close(scalars["op_worst_speaker_d_ece"], expected.max())
     assert scalars["op_worst_speaker"] == expected.argmax()
@@ -126,7 +139,9 @@ def test_trial_report_matches_speaker_disclosure():
 def test_speaker_averages_recombine_to_those_of_all(columns):
     original, protected, speakers = uneven() if not columns else people(number=9, each=8, noise=1.5)
     labels = {"sessions": torch.arange(len(speakers)) % 2, "groups": (speakers > 0).long()}
-    rows = {"original": original, "protected": protected, "speakers": speakers} | {key: labels[key] for key in columns}
+    rows = {"original": original, "protected": protected, "speakers": speakers} | {
+        key: labels[key] for key in columns
+    }
     names, counts = speakers.unique(return_counts=True)
     several = counts > 1  # of a single utterance no reference is left
     for name, known in make_report(rows).conditions.items():
@@ -143,7 +158,8 @@ def test_speaker_averages_recombine_to_those_of_all(columns):
 
 
 def test_rank_bits_by_hand():
-    # Four references; two inputs of one speaker come first, one of the other is tied for the first two places.
+    # Four references; two inputs of one speaker come first, one of the other is tied for the first
+    # two places.
     histogram = torch.tensor([2.5, 0.5, 0.0, 1.0], dtype=torch.float64)
     found = bits_of_ranks(histogram, torch.tensor([0, 0, 0, 3]), torch.tensor([1, 1, 2, 1]))
     first, second, last = math.log2(2.5), math.log2(0.5), math.log2(1.0)
@@ -156,13 +172,20 @@ def test_nan_scores_give_no_worst_speaker(rows):
     sides[:, rows] = torch.nan
     with pytest.warns(UserWarning, match="Some scores are NaN"):
         values = compute(Everything(validate_args=False), *sides, torch.arange(8) // 2)
-    for key in ("op_worst_speaker", "op_worst_speaker_d_ece", "worst_speaker_disclosure", "worst_speaker_chance"):
+    for key in (
+        "op_worst_speaker",
+        "op_worst_speaker_d_ece",
+        "worst_speaker_disclosure",
+        "worst_speaker_chance",
+    ):
         assert values[key].isnan(), key
 
 
 def test_disclosure_without_target_trials_is_nan():
     with pytest.warns(UserWarning, match="There are no target trials"):
-        found = speaker_disclosure(torch.arange(3.0), torch.zeros(3).long(), torch.tensor([[0, 0, 0], [1, 2, 3]]))
+        found = speaker_disclosure(
+            torch.arange(3.0), torch.zeros(3).long(), torch.tensor([[0, 0, 0], [1, 2, 3]])
+        )
     assert found.both.d_ece.isnan().all()
 
 
@@ -173,7 +196,11 @@ def test_disclosure_without_target_trials_is_nan():
         ((torch.zeros(3).long(),), TypeError, "two tensors"),
         ((torch.zeros(3), torch.zeros(3)), TypeError, "Expected `speakers of the enrolment side`"),
         ((torch.zeros(2).long(), torch.zeros(3).long()), ValueError, "the shape of `target`"),
-        ((torch.zeros(3).long(), torch.zeros(3).long()), ValueError, "1 where both `speakers` are the same"),
+        (
+            (torch.zeros(3).long(), torch.zeros(3).long()),
+            ValueError,
+            "1 where both `speakers` are the same",
+        ),
     ],
 )
 def test_invalid_speakers_raise(speakers, error, says):

@@ -9,7 +9,11 @@ from samples import planted
 
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._scores.trial_rows import make_plain_rows
-from vpmetrics._scores.worst_speaker import find_worst_speaker, linkability_by_chance, rotate_speakers
+from vpmetrics._scores.worst_speaker import (
+    find_worst_speaker,
+    linkability_by_chance,
+    rotate_speakers,
+)
 from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics._utterances.utterances import Utterances
 
@@ -28,13 +32,17 @@ def plain(original, protected, condition=OP):
 def private(speakers, utterances, seed=0, width=48):
     draw = torch.Generator().manual_seed(seed)
     names = torch.arange(speakers).repeat_interleave(utterances)
-    original = torch.randn(speakers, width, generator=draw)[names] + torch.randn(len(names), width, generator=draw)
+    original = torch.randn(speakers, width, generator=draw)[names] + torch.randn(
+        len(names), width, generator=draw
+    )
     return side(original, names), side(torch.randn(len(names), width, generator=draw), names)
 
 
 def find(original, protected):
     labels = original.speakers.unique()
-    return find_worst_speaker([[plain(original, protected)], [plain(original, protected, PP)]], labels)
+    return find_worst_speaker(
+        [[plain(original, protected)], [plain(original, protected, PP)]], labels
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -42,7 +50,9 @@ def test_disclosure_of_each_speaker_matches_the_exact_one(seed):
     original, protected, names, _ = planted(seed, number=12, leak=1.5)
     rows = (original.numpy(), protected.numpy(), names.numpy())
     scores, target, pairs = reference.similarity.trials(*rows, "OP")
-    found = find_worst_speaker([[plain(side(original, names), side(protected, names))]], names.unique())
+    found = find_worst_speaker(
+        [[plain(side(original, names), side(protected, names))]], names.unique()
+    )
     for speaker in range(12):
         own = [index for index, (_, test) in enumerate(pairs) if names[test] == speaker]
         values = reference.zebra.zebra_disclosure(
@@ -106,12 +116,15 @@ def test_partitions_are_permuted_by_themselves():
     order = groups.argsort(stable=True)
     index = torch.cat([torch.arange(0, 30, 2), torch.arange(1, 30, 2)]).argsort()
     sides = [
-        replace(one, groups=groups, speaker_index=index[one.speakers]).take(order) for one in (original, protected)
+        replace(one, groups=groups, speaker_index=index[one.speakers]).take(order)
+        for one in (original, protected)
     ]
     found = find_worst_speaker([[plain(*sides)]], original.speakers.unique())
     assert 0.05 < found.p <= 1
     rotated = rotate_speakers(
-        torch.tensor([0, 0, 1, 1, 1]), torch.tensor([True, True, True, False, True]), torch.tensor([0, 1])
+        torch.tensor([0, 0, 1, 1, 1]),
+        torch.tensor([True, True, True, False, True]),
+        torch.tensor([0, 1]),
     )
     assert rotated.tolist() == [[0, 1, 2, 3, 4], [1, 0, 4, 3, 2]]
 
@@ -146,5 +159,7 @@ def test_linkability_by_chance_is_that_of_private_speech():
         levels.append(float(linkability_by_chance(rows, edges)))
         target = (original.speakers[:, None] == protected.speakers).flatten()
         kept = ~torch.eye(240, dtype=torch.bool).flatten()
-        values.append(reference.verification.linkability(scores[kept].numpy(), target[kept].long().numpy()))
+        values.append(
+            reference.verification.linkability(scores[kept].numpy(), target[kept].long().numpy())
+        )
     assert sum(levels) / 8 == pytest.approx(sum(values) / 8, rel=0.15)

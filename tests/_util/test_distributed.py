@@ -1,11 +1,23 @@
-"""Ranks of torch.distributed: every one returns the number one process would, and unlike settings raise on all."""
+"""Ranks of torch.distributed: every one returns the number one process would, and unlike settings
+raise on all.
+"""
 
 import datetime
 import warnings
 
 import pytest
 import torch
-from cases import ATTRIBUTE_CASE, CASES, RUN_CASES, SCORE_CASES, assert_same, embeddings, entries, join, updated
+from cases import (
+    ATTRIBUTE_CASE,
+    CASES,
+    RUN_CASES,
+    SCORE_CASES,
+    assert_same,
+    embeddings,
+    entries,
+    join,
+    updated,
+)
 from processes import run
 from reports import compute
 from samples import voices
@@ -26,7 +38,9 @@ def join_group(rank, world, path):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     patience = datetime.timedelta(seconds=60)
-    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=patience)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=rank, world_size=world, timeout=patience
+    )
 
 
 def _every_metric(rank, world, path, expected):
@@ -37,7 +51,9 @@ def _every_metric(rank, world, path, expected):
             metric = updated(case, [batches[index] for index in shares(rank)])
             before = {k: len(v) for k, v in metric.metric_state.items() if isinstance(v, list)}
             assert_same(metric.compute(), expected[case.name], atol=1e-9)
-            assert {k: len(v) for k, v in metric.metric_state.items() if isinstance(v, list)} == before
+            assert {
+                k: len(v) for k, v in metric.metric_state.items() if isinstance(v, list)
+            } == before
             if case.name == "VoicePrivacy":
                 assert_same(metric.report().scalars, expected[case.name], atol=1e-9)
         assert all(bool(entry.isnan().all()) for entry in entries(case.metric().compute()))
@@ -45,7 +61,9 @@ def _every_metric(rank, world, path, expected):
         batches = case.batches()
         step = case.metric(dist_sync_on_step=True)
         for pair in ((0, 1), (2, 3)):
-            both = updated(case, [batches[index] for index in pair], sync_on_compute=False).compute()
+            both = updated(
+                case, [batches[index] for index in pair], sync_on_compute=False
+            ).compute()
             assert_same(step(**batches[pair[rank]]), both, atol=1e-9)
         assert_same(step.compute(), expected[case.name], atol=1e-9)
     distributed.destroy_process_group()
@@ -129,18 +147,29 @@ def _unlike_ranks(rank, world, path):
         edges.compute()
     assert not edges._is_synced
     encoders = vp.VoicePrivacy(attacks=None)
-    encoders.update({f"of rank {rank}": ROWS["original"]}, {f"of rank {rank}": ROWS["protected"]}, ROWS["speakers"])
-    with pytest.raises(ValueError, match="Expected the same encoders, in the same order, of all embeddings"):
+    encoders.update(
+        {f"of rank {rank}": ROWS["original"]},
+        {f"of rank {rank}": ROWS["protected"]},
+        ROWS["speakers"],
+    )
+    with pytest.raises(
+        ValueError, match="Expected the same encoders, in the same order, of all embeddings"
+    ):
         encoders.compute()
     widths = vp.DeIdentification()
     widths.update(torch.eye(4 + rank), torch.eye(4 + rank), torch.arange(4 + rank) % 2)
-    with pytest.raises(ValueError, match=r"Expected `original` to have one width on all processes, but got \[4, 5\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"Expected `original` to have one width on all processes, but got \[4, 5\]",
+    ):
         widths.compute()
     # The group is still in step, and so is the metric.
     widths.reset()
     widths.update(torch.eye(6)[rank::2], torch.ones(3, 6), torch.arange(3))
     alike = vp.DeIdentification(sync_on_compute=False)
-    assert_same(widths.compute(), compute(alike, torch.eye(6), torch.ones(6, 6), torch.arange(6) // 2))
+    assert_same(
+        widths.compute(), compute(alike, torch.eye(6), torch.ones(6, 6), torch.arange(6) // 2)
+    )
     _a_rank_that_raises(rank)
     _a_scoring_that_raises(rank)
     _names_of_all_ranks(rank)
@@ -159,7 +188,9 @@ def _a_rank_that_raises(rank):
 
     metric.compute = metric._wrap_compute(raise_error)
     error, message = (
-        (ValueError, "^no such number") if rank == 1 else (RankError, "Rank 1 .* raised ValueError: no such")
+        (ValueError, "^no such number")
+        if rank == 1
+        else (RankError, "Rank 1 .* raised ValueError: no such")
     )
     with pytest.raises(error, match=message):
         metric.compute()
@@ -180,11 +211,16 @@ def _a_scoring_that_raises(rank):
     metric = vp.DeIdentification(scoring=scoring)
     metric.update(**{key: column[rank::2] for key, column in rows.items() if key in ROWS})
     error, message = (
-        (LookupError, "of one rank") if rank == 1 else (RankError, "Rank 1 .* LookupError: a scoring of one")
+        (LookupError, "of one rank")
+        if rank == 1
+        else (RankError, "Rank 1 .* LookupError: a scoring of one")
     )
     with pytest.raises(error, match=message):
         metric.compute()
-    value = compute(vp.DeIdentification(), **{key: column[rank::2] for key, column in rows.items() if key in ROWS})
+    value = compute(
+        vp.DeIdentification(),
+        **{key: column[rank::2] for key, column in rows.items() if key in ROWS},
+    )
     assert torch.isfinite(value)
 
 

@@ -1,11 +1,19 @@
-"""The canonical order: by the values of embeddings alone, and the same while protected speech changes."""
+"""The canonical order: by the values of embeddings alone, and the same while protected speech
+changes.
+"""
 
 import pytest
 import torch
 from reference.order import canonical_order, places_in_groups, row_hash
 from samples import people
 
-from vpmetrics._utterances.canonical_order import count_within, hash_rows, number_sets, order_rows, sum_hashes
+from vpmetrics._utterances.canonical_order import (
+    count_within,
+    hash_rows,
+    number_sets,
+    order_rows,
+    sum_hashes,
+)
 from vpmetrics._utterances.encoders import Encoder
 from vpmetrics._utterances.utterances import deduplicate_and_index, pack_utterances
 
@@ -15,9 +23,16 @@ SESSIONS = torch.arange(36) % 3
 
 def collect(rows=None, **changed):
     """Data of the utterances, or of some rows of them in any order."""
-    columns = {"original": ORIGINAL, "protected": PROTECTED, "speakers": SPEAKERS, "sessions": SESSIONS} | changed
+    columns = {
+        "original": ORIGINAL,
+        "protected": PROTECTED,
+        "speakers": SPEAKERS,
+        "sessions": SESSIONS,
+    } | changed
     if rows is not None:
-        columns = {name: column if column is None else column[rows] for name, column in columns.items()}
+        columns = {
+            name: column if column is None else column[rows] for name, column in columns.items()
+        }
     return deduplicate_and_index(pack_utterances(**columns))
 
 
@@ -72,7 +87,10 @@ def test_the_order_is_that_of_original_speech_while_protected_speech_changes():
         assert torch.equal(side.ids, expected.ids)
         assert torch.equal(side.sessions, expected.sessions)
     assert torch.equal(later.speakers, data.speakers)
-    assert collect(original=None).protected.embeddings.tolist() == PROTECTED[canonical_order(PROTECTED)].tolist()
+    assert (
+        collect(original=None).protected.embeddings.tolist()
+        == PROTECTED[canonical_order(PROTECTED)].tolist()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*embeddings equal another")
@@ -81,7 +99,9 @@ def test_protected_speech_breaks_ties_only():
     data = collect(original=constant)
     assert data.protected.embeddings.tolist() == PROTECTED[canonical_order(PROTECTED)].tolist()
     rows = torch.arange(35, -1, -1)
-    assert torch.equal(collect(rows, original=constant).protected.speaker_index, data.protected.speaker_index)
+    assert torch.equal(
+        collect(rows, original=constant).protected.speaker_index, data.protected.speaker_index
+    )
 
 
 def test_versions_of_a_recording_are_adjacent():
@@ -107,7 +127,9 @@ def test_of_several_encoders_the_first_by_name_decides():
 def test_speakers_of_a_group_have_adjacent_numbers():
     groups = SPEAKERS % 2
     data = collect(groups=groups)
-    group_of_speaker = torch.empty(6).long().scatter(0, data.original.speaker_index, data.original.groups)
+    group_of_speaker = (
+        torch.empty(6).long().scatter(0, data.original.speaker_index, data.original.groups)
+    )
     assert int((group_of_speaker.diff() != 0).sum()) == 1
     swapped = collect(groups=1 - groups)
     assert torch.equal(swapped.speakers, data.speakers)

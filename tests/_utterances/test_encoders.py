@@ -36,7 +36,9 @@ def take(rows, index):
     part = {}
     for name, column in rows.items():
         is_table = isinstance(column, dict)
-        part[name] = {key: table[index] for key, table in column.items()} if is_table else column[index]
+        part[name] = (
+            {key: table[index] for key, table in column.items()} if is_table else column[index]
+        )
     return part
 
 
@@ -90,7 +92,9 @@ def test_encoders_survive_copies_saving_and_merging():
     for each in (metric, loaded, copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
         each.merge_state(other)
         assert_same(each.compute(), expected)
-        with pytest.raises(ValueError, match="`original` to have embeddings of 'ecapa', 'wavlm', but got 'xy'"):
+        with pytest.raises(
+            ValueError, match="`original` to have embeddings of 'ecapa', 'wavlm', but got 'xy'"
+        ):
             each.update({"xy": ROWS["original"]}, {"xy": ROWS["protected"]}, ROWS["speakers"])
     metric.reset()
     metric.update(**ROWS)  # any other encoders after a reset
@@ -107,15 +111,27 @@ SHORT = {"ecapa": ROWS["original"][:, :2], "wavlm": ROWS["original"][:9, 2:]}
     [
         (LESS, ValueError, "`original` to have embeddings of 'ecapa', 'wavlm', but got 'ecapa'"),
         ({}, ValueError, "`original` to have embeddings of 'ecapa', 'wavlm', but got none"),
-        (WIDER, ValueError, r"ecapa \(2 wide\), wavlm \(4 wide\).*but got ecapa \(3 wide\), wavlm \(3 wide\)"),
-        (SHORT, ValueError, "have as many rows of each encoder, but got 150 of 'ecapa', 9 of 'wavlm'"),
+        (
+            WIDER,
+            ValueError,
+            r"ecapa \(2 wide\), wavlm \(4 wide\).*but got ecapa \(3 wide\), wavlm \(3 wide\)",
+        ),
+        (
+            SHORT,
+            ValueError,
+            "have as many rows of each encoder, but got 150 of 'ecapa', 9 of 'wavlm'",
+        ),
         (ROWS["original"], TypeError, "to be both tensors or both dictionaries"),
         (
             {**LESS, "wavlm": torch.ones(150)},
             ValueError,
             r"`original\['wavlm'\]` to have shape .*, but got \(150",
         ),
-        ({**LESS, "wavlm": None}, TypeError, r"Expected `original\['wavlm'\]` to be a tensor, but got NoneType"),
+        (
+            {**LESS, "wavlm": None},
+            TypeError,
+            r"Expected `original\['wavlm'\]` to be a tensor, but got NoneType",
+        ),
     ],
 )
 def test_other_encoders_raise_before_any_state_changes(original, error, message):
@@ -128,7 +144,9 @@ def test_other_encoders_raise_before_any_state_changes(original, error, message)
         protected = original
         with pytest.raises((TypeError, ValueError)):
             metric.update(original, protected, ROWS["speakers"])
-    with pytest.raises(TypeError, match="Expected dictionaries with 'ecapa', 'wavlm', as in earlier batches"):
+    with pytest.raises(
+        TypeError, match="Expected dictionaries with 'ecapa', 'wavlm', as in earlier batches"
+    ):
         metric.update(**ROWS)
     assert str(metric.metric_state) == before
 
@@ -136,7 +154,9 @@ def test_other_encoders_raise_before_any_state_changes(original, error, message)
 def test_a_dictionary_after_a_tensor_raises():
     metric = vp.VoicePrivacy(attacks=None)
     metric.update(**ROWS)
-    with pytest.raises(TypeError, match="Expected tensors, as in earlier batches, but got dictionaries"):
+    with pytest.raises(
+        TypeError, match="Expected tensors, as in earlier batches, but got dictionaries"
+    ):
         metric.update(**TABLES)
 
 
@@ -152,7 +172,10 @@ def test_observed_encoders_are_those_of_update():
 @pytest.mark.parametrize("kind", ["lists", "arrays", "rows"])
 def test_lists_and_arrays_are_taken_as_tensors(kind):
     make = {"lists": torch.Tensor.tolist, "arrays": torch.Tensor.numpy, "rows": list}[kind]
-    rows = {name: column.float() if column.is_floating_point() else column for name, column in ROWS.items()}
+    rows = {
+        name: column.float() if column.is_floating_point() else column
+        for name, column in ROWS.items()
+    }
     expected = vp.DeIdentification()(**rows)
     given = {name: make(column) for name, column in rows.items()}
     assert_close(vp.DeIdentification()(**given), expected)
@@ -164,7 +187,10 @@ def test_lists_and_arrays_are_taken_as_tensors(kind):
         assert_same(first(**as_given), second(**trials))
         assert_same(first.compute(), second.compute())
     first, second = vp.MinCllr(intervals=0.9), vp.MinCllr(intervals=0.9)
-    assert_same(first(**as_given, speakers=[make(side) for side in speakers]), second(**trials, speakers=speakers))
+    assert_same(
+        first(**as_given, speakers=[make(side) for side in speakers]),
+        second(**trials, speakers=speakers),
+    )
     distortions = [vp.CalibrationDistortion(), vp.CalibrationDistortion()]
     for run in (0, 1):
         distortions[0].update(**as_given, run=run)

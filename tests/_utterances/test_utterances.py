@@ -1,4 +1,6 @@
-"""Accumulated utterances: labels of any kind, arrays of any kind, widths, names, recordings, enrolment."""
+"""Accumulated utterances: labels of any kind, arrays of any kind, widths, names, recordings,
+enrolment.
+"""
 
 import copy
 import pickle
@@ -16,7 +18,12 @@ from torch.utils.data import DataLoader
 
 import vpmetrics as vp
 from vpmetrics import functional as F
-from vpmetrics._utterances.utterances import count_duplicates, deduplicate_and_index, pack_utterances, split_sessions
+from vpmetrics._utterances.utterances import (
+    count_duplicates,
+    deduplicate_and_index,
+    pack_utterances,
+    split_sessions,
+)
 
 ROWS = join(embeddings())
 KINDS = {"list": list, "tuple": tuple, "numpy": np.array, "object": partial(np.array, dtype=object)}
@@ -26,7 +33,11 @@ KINDS = {"list": list, "tuple": tuple, "numpy": np.array, "object": partial(np.a
 def test_strings_arrays_and_rows_of_one_frame_change_no_number(kind):
     rows = {key: column[:140] for key, column in ROWS.items()}
     rows["speakers"] = rows["speakers"].unique(return_inverse=True)[1]
-    rows |= {"utterances": torch.arange(140), "sessions": torch.arange(140) % 3, "groups": rows["speakers"] % 2}
+    rows |= {
+        "utterances": torch.arange(140),
+        "sessions": torch.arange(140) % 3,
+        "groups": rows["speakers"] % 2,
+    }
     one, other = Everything(), Everything()
     one.update(**rows)
     for key in ("speakers", "utterances", "sessions", "groups"):
@@ -36,9 +47,14 @@ def test_strings_arrays_and_rows_of_one_frame_change_no_number(kind):
     for start in range(0, 140, 60):
         other.update(**{key: column[start : start + 60] for key, column in rows.items()})
     # The worst speaker is a place among labels, which are others.
-    value, expected = ({k: v for k, v in m.compute().items() if not k.endswith("worst_speaker")} for m in (other, one))
+    value, expected = (
+        {k: v for k, v in m.compute().items() if not k.endswith("worst_speaker")}
+        for m in (other, one)
+    )
     assert_same(value, expected, atol=1e-9)
-    assert other.speaker_names == {int(vp.encode_labels([name])[0]): name for name in set(rows["speakers"])}
+    assert other.speaker_names == {
+        int(vp.encode_labels([name])[0]): name for name in set(rows["speakers"])
+    }
 
 
 def test_labels_are_encoded_the_same_everywhere():
@@ -50,7 +66,11 @@ def test_labels_are_encoded_the_same_everywhere():
     # A fixed hash, not Python's, which differs from process to process.
     assert codes[0] == 8286871450719111505
     assert torch.equal(vp.encode_labels(np.array(["p225", "p226"])), codes[:2])
-    assert vp.encode_labels([3, 1]).tolist() == vp.encode_labels(np.array([3, 1], np.int16)).tolist() == [3, 1]
+    assert (
+        vp.encode_labels([3, 1]).tolist()
+        == vp.encode_labels(np.array([3, 1], np.int16)).tolist()
+        == [3, 1]
+    )
     assert vp.encode_labels([torch.tensor(3), torch.tensor(1)]).tolist() == [3, 1]
     assert vp.encode_labels([True, False]).dtype == torch.bool
     tensor = torch.tensor([2, 1])
@@ -76,17 +96,25 @@ def test_invalid_or_missing_labels_raise(labels, message):
 
 def test_a_default_collate_can_be_passed_on():
     sides = zip(ROWS["original"][:70], ROWS["protected"][:70], strict=True)
-    rows = [{"original": one, "protected": other, "speakers": f"p{k % 7}"} for k, (one, other) in enumerate(sides)]
+    rows = [
+        {"original": one, "protected": other, "speakers": f"p{k % 7}"}
+        for k, (one, other) in enumerate(sides)
+    ]
     metric = vp.DeIdentification()
     for batch in DataLoader(rows, batch_size=30):
         metric.update(**batch)
-    expected = compute(vp.DeIdentification(), ROWS["original"][:70], ROWS["protected"][:70], torch.arange(70) % 7)
+    expected = compute(
+        vp.DeIdentification(), ROWS["original"][:70], ROWS["protected"][:70], torch.arange(70) % 7
+    )
     assert_close(metric.compute(), expected)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_names_survive_copying_merging_and_saving_but_no_reset():
-    first, second = vp.VoicePrivacy(attacks=None, metrics=["deid"]), vp.VoicePrivacy(attacks=None, metrics=["deid"])
+    first, second = (
+        vp.VoicePrivacy(attacks=None, metrics=["deid"]),
+        vp.VoicePrivacy(attacks=None, metrics=["deid"]),
+    )
     labels = [f"speaker {label}" for label in ROWS["speakers"].tolist()]
     groups = [f"group {label % 2}" for label in ROWS["speakers"].tolist()]
     first.update(ROWS["original"][:75], ROWS["protected"][:75], labels[:75], groups=groups[:75])
@@ -125,7 +153,9 @@ NO_WIDTH, PAIRED = torch.empty(4, 0), torch.arange(4) // 2
     ids=lambda part: getattr(part, "__name__", ""),
 )
 def test_width_0_raises(function, arguments):
-    with pytest.raises(ValueError, match=r"to have at least one (dimension|reference), but got shape \(4, 0\)"):
+    with pytest.raises(
+        ValueError, match=r"to have at least one (dimension|reference), but got shape \(4, 0\)"
+    ):
         function(*arguments)
 
 

@@ -65,7 +65,8 @@ def scores(attack, original, protected):
     return score_mapped_rows(attack, *attack.attack(original, protected))
 
 
-# Attacks are fitted on the first 90 rows, normalised as they see them, and tried on the others; centred in CO and CP.
+# Attacks are fitted on the first 90 rows, normalised as they see them, and tried on the others;
+# centred in CO and CP.
 ROWS, SPEAKERS = voices()[:2], voices()[2][:90]
 KNOWN_O, KNOWN_P = (reference.normalise(rows[:90].numpy(), rows[:90].numpy()) for rows in ROWS)
 TEST_O, TEST_P = (reference.normalise(rows[90:].numpy(), rows[:90].numpy()) for rows in ROWS)
@@ -79,7 +80,9 @@ def whitened(is_diagonal):
 
 
 def whitened_by_all():
-    root = np.linalg.cholesky(np.linalg.inv(reference.with_ridge(reference.covariance(KNOWN_P, KNOWN_P), 1e-2)))
+    root = np.linalg.cholesky(
+        np.linalg.inv(reference.with_ridge(reference.covariance(KNOWN_P, KNOWN_P), 1e-2))
+    )
     return CO @ root, CP @ root
 
 
@@ -92,20 +95,30 @@ def on_products(known, tests, target, ridge):
     """Ridge regression of the target on the outer products of rows, in its dual form."""
     products, tests = (reference.outer_products(rows, known) for rows in (known, tests))
     size = (products**2).sum(1).mean()
-    return tests @ products.T @ np.linalg.solve(products @ products.T + ridge * size * np.eye(90), target)
+    return (
+        tests
+        @ products.T
+        @ np.linalg.solve(products @ products.T + ridge * size * np.eye(90), target)
+    )
 
 
 SQUARES = TEST_O**2 - (KNOWN_O**2).mean(0)
 CANONICAL = reference.canonical(KNOWN_O, KNOWN_P, 1e-2, 0.3)
 PRODUCTS, KNOWN_PRODUCTS = (reference.outer_products(rows, KNOWN_O) for rows in (TEST_O, KNOWN_O))
 GAUSSIAN = lambda x, y: np.exp(-((x - y) ** 2).sum() / (8 * KNOWN_P.var(0).sum()))  # noqa: E731
-# The rows that each attack compares by cosine. Leaving out directions without variance moves linear maps by 1e-9.
+# The rows that each attack compares by cosine. Leaving out directions without variance moves linear
+# maps by 1e-9.
 FORMULAS = [
     (Plain(), None, lambda: [rows[90:].numpy() for rows in ROWS], 1e-9),
     (Centred(), None, lambda: (CO, CP), 1e-9),
     (RidgeToOriginal(), 0.03, lambda: (CO, CP @ reference.ridge(KNOWN_P, KNOWN_O, 0.03)), 1e-7),
     (RidgeToProtected(), 0.03, lambda: (CO @ reference.ridge(KNOWN_O, KNOWN_P, 0.03), CP), 1e-7),
-    (SquaresToProtected(), 0.1, lambda: (SQUARES @ reference.ridge(KNOWN_O**2, KNOWN_P, 0.1), CP), 1e-7),
+    (
+        SquaresToProtected(),
+        0.1,
+        lambda: (SQUARES @ reference.ridge(KNOWN_O**2, KNOWN_P, 0.1), CP),
+        1e-7,
+    ),
     # Newton-Schulz steps end within 1e-4 of a rotation.
     (Procrustes(), None, lambda: (CO, CP @ reference.procrustes(KNOWN_P, KNOWN_O)), 1e-3),
     (CanonicalCorrelation(), (1e-2, 0.3), lambda: (CO @ CANONICAL[0], CP @ CANONICAL[1]), 1e-7),
@@ -113,26 +126,48 @@ FORMULAS = [
     (WithinClassWhitening(), 1e-2, partial(whitened, is_diagonal=False), 1e-7),
     (WithinClassScaling(), 1e-2, partial(whitened, is_diagonal=True), 1e-7),
     (PLDA(), 1e-2, weighed_by_plda, 1e-6),
-    (KernelRidge(), 1e-2, lambda: (CO, reference.kernel_ridge(KNOWN_P, KNOWN_O, TEST_P, 1e-2, GAUSSIAN)), 1e-9),
-    (EvenKernelRidge(), 0.1, lambda: (on_products(KNOWN_O, TEST_O, KNOWN_P - KNOWN_P.mean(0), 0.1), CP), 1e-9),
-    # The 36 products of eight dimensions are spanned by ninety rows, so that nothing is projected away.
-    (OuterProducts(), 1e-2, lambda: (PRODUCTS, on_products(KNOWN_P, TEST_P, KNOWN_PRODUCTS, 1e-2)), 1e-4),
+    (
+        KernelRidge(),
+        1e-2,
+        lambda: (CO, reference.kernel_ridge(KNOWN_P, KNOWN_O, TEST_P, 1e-2, GAUSSIAN)),
+        1e-9,
+    ),
+    (
+        EvenKernelRidge(),
+        0.1,
+        lambda: (on_products(KNOWN_O, TEST_O, KNOWN_P - KNOWN_P.mean(0), 0.1), CP),
+        1e-9,
+    ),
+    # The 36 products of eight dimensions are spanned by ninety rows, so that nothing is projected
+    # away.
+    (
+        OuterProducts(),
+        1e-2,
+        lambda: (PRODUCTS, on_products(KNOWN_P, TEST_P, KNOWN_PRODUCTS, 1e-2)),
+        1e-4,
+    ),
 ]
 
 
 class TestFormulas:
     @pytest.mark.parametrize(("attack", "setting", "rows", "atol"), FORMULAS)
-    def test_attacks_compare_the_rows_of_the_definition_by_cosine(self, attack, setting, rows, atol):
+    def test_attacks_compare_the_rows_of_the_definition_by_cosine(
+        self, attack, setting, rows, atol
+    ):
         attack = fitted(attack, *(side[:90] for side in ROWS), SPEAKERS, setting=setting)
         found = scores(attack, *(side[90:] for side in ROWS))
         assert_close(found.numpy(), reference.cosines(*rows()), atol=atol, rtol=0)
 
     def test_absolute_cosine(self):
         attack = fitted(AbsoluteCosine(), *voices())
-        assert_close(scores(attack, *ROWS).numpy(), abs(reference.cosines(*(rows.numpy() for rows in ROWS))))
+        assert_close(
+            scores(attack, *ROWS).numpy(), abs(reference.cosines(*(rows.numpy() for rows in ROWS)))
+        )
 
     def test_likelihood_ratio_is_that_of_gaussian_densities(self):
-        attack = fitted(LikelihoodRatio(), *(side[:90] for side in ROWS), SPEAKERS, setting=(1e-2, 0.0))
+        attack = fitted(
+            LikelihoodRatio(), *(side[:90] for side in ROWS), SPEAKERS, setting=(1e-2, 0.0)
+        )
         found = scores(attack, *(side[90:] for side in ROWS)).numpy()
         expected = reference.likelihood_ratios(TEST_O, TEST_P, KNOWN_O, KNOWN_P, 1e-2)
         assert_close(found - found[0, 0], expected - expected[0, 0], atol=1e-5, rtol=0)
@@ -142,7 +177,9 @@ class TestFormulas:
         same, other = speakers[:, None] == speakers, ~torch.eye(30, dtype=torch.bool)
         gap = reference.separation(o.numpy(), p.numpy(), speakers.numpy())
         found = separation_of_scores(o @ p.T, same & other, ~same)
-        assert found.item() == pytest.approx(np.sign(gap) * (1 - np.exp(-(gap**2) / 6.5)), abs=1e-12)
+        assert found.item() == pytest.approx(
+            np.sign(gap) * (1 - np.exp(-(gap**2) / 6.5)), abs=1e-12
+        )
         assert separation_of_scores(o @ p.T, same & ~same, ~same) == 0
 
 
@@ -152,7 +189,9 @@ class TestNormalisation:
         # Powers of two, which round nothing: the choice of folds takes rows by all their digits.
         gain = torch.linspace(-10, 10, len(p), dtype=torch.float64).round().exp2()[:, None]
         for attack in EVERY:
-            plain, loud = (scores(fitted(attack, o, rows, speakers), o, rows) for rows in (p, p * gain))
+            plain, loud = (
+                scores(fitted(attack, o, rows, speakers), o, rows) for rows in (p, p * gain)
+            )
             assert_close(loud, plain, atol=1e-9, rtol=0)
 
     def test_dimensions_are_scaled_only_where_few_hold_most_of_the_variance(self):
@@ -173,7 +212,11 @@ class TestNormalisation:
             found = fitted(attack, o, p, speakers).attack(None, p)[1]
             if isinstance(attack, LikelihoodRatio):
                 found = found[:, :-2]  # the others are 1 and a bias
-            expected = torch.nn.functional.normalize(p) if attack.needs == NOTHING else torch.zeros_like(found)
+            expected = (
+                torch.nn.functional.normalize(p)
+                if attack.needs == NOTHING
+                else torch.zeros_like(found)
+            )
             assert_close(found, expected)
 
     def test_constant_dimensions_are_ignored(self):
@@ -189,7 +232,9 @@ class TestNormalisation:
         sets = TrainingSets(o, p, speakers)
         rows = sets.view_rows("protected", CENTRED, slice(None))[0]
         basis = torch.linalg.svd(rows - rows.mean(0))[2][:11]  # twelve rows about their mean
-        outside = torch.randn(1, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        outside = torch.randn(
+            1, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+        )
         outside = outside - outside @ basis.T @ basis
         for attack in (RidgeToOriginal(), Whitening(), WithinClassWhitening()):
             maps = attack.maps(sets.statistics(CENTRED), 1e-4)
@@ -209,27 +254,39 @@ class TestEveryAttack:
         o, p = o.float(), p.float()
         # The same numbers in another dtype: the choice of folds takes rows by all their digits.
         expected = scores(fitted(attack, o.double(), p.double(), speakers), o.double(), p.double())
-        assert_close(scores(fitted(attack, o, p, speakers), o, p), expected.float(), atol=1e-3, rtol=1e-3)
+        assert_close(
+            scores(fitted(attack, o, p, speakers), o, p), expected.float(), atol=1e-3, rtol=1e-3
+        )
 
-    @pytest.mark.parametrize(("speakers", "each", "size"), [(3, 2, 16), (2, 1, 4), (1, 3, 4), (6, 3, 40), (1, 1, 2)])
+    @pytest.mark.parametrize(
+        ("speakers", "each", "size"), [(3, 2, 16), (2, 1, 4), (1, 3, 4), (6, 3, 40), (1, 1, 2)]
+    )
     def test_tiny_data_sets_give_finite_scores(self, attack, speakers, each, size):
         o, p, names = voices(speakers, each, size)
         o[0] = 0
-        for left, right in ((o, p), (torch.ones_like(o), torch.ones_like(p)), (o, torch.zeros_like(p))):
+        for left, right in (
+            (o, p),
+            (torch.ones_like(o), torch.ones_like(p)),
+            (o, torch.zeros_like(p)),
+        ):
             assert scores(fitted(attack, left, right, names), o, p).isfinite().all()
 
     def test_missing_sides_stay_none_and_pickling_keeps_scores(self, attack):
         o, p, speakers = voices()
         one = fitted(attack, o, p, speakers)
         assert one.attack(None, p)[0] is one.attack(o, None)[1] is None
-        assert_close(scores(pickle.loads(pickle.dumps(one)), o, p), scores(one, o, p), atol=0, rtol=0)
+        assert_close(
+            scores(pickle.loads(pickle.dumps(one)), o, p), scores(one, o, p), atol=0, rtol=0
+        )
         with pytest.raises(RuntimeError, match="fitted before it attacks"):
             copy.deepcopy(attack).attack(o, p)
 
     def test_gradients_reach_the_attacked_embeddings(self, attack):
         o, p, speakers = voices(speakers=6, each=3, size=3)
         one = fitted(attack, o, p, speakers)
-        assert torch.autograd.gradcheck(one.attack, (o[:3].requires_grad_(), p[:3].requires_grad_()))
+        assert torch.autograd.gradcheck(
+            one.attack, (o[:3].requires_grad_(), p[:3].requires_grad_())
+        )
 
     def test_invalid_input_raises(self, attack):
         o, p, speakers = voices(speakers=4, each=2, size=3)
@@ -246,7 +303,9 @@ class TestEveryAttack:
         with pytest.raises(TypeError, match="`protected` to be a tensor, but got list"):
             one.attack(o, [1.0])
         if attack.needs != NOTHING:
-            with pytest.raises(ValueError, match="`original` to be 3 wide, as the rows fitted on, but got 2"):
+            with pytest.raises(
+                ValueError, match="`original` to be 3 wide, as the rows fitted on, but got 2"
+            ):
                 one.attack(o[:, :2], p)
         if attack.needs == PAIRS:
             with pytest.raises(TypeError, match="`original` to be a tensor, but got NoneType"):
@@ -266,14 +325,18 @@ def test_setting_is_chosen_on_held_out_speakers():
         for setting in RidgeToOriginal.settings
     }
     expected = fitted(RidgeToOriginal(), o, p, speakers, setting=max(values, key=values.get))
-    assert_close(fitted(RidgeToOriginal(), o, p, speakers).attack(None, p), expected.attack(None, p))
+    assert_close(
+        fitted(RidgeToOriginal(), o, p, speakers).attack(None, p), expected.attack(None, p)
+    )
 
 
 def test_incomplete_custom_attack_raises():
     with pytest.raises(NotImplementedError, match="Expected Attack to define `fit`"):
         Attack().fit(torch.eye(2), torch.eye(2), torch.arange(2))
     with pytest.raises(NotImplementedError, match="Expected Empty to define `maps`"):
-        type("Empty", (LinearAttack,), {"needs": NOTHING})().fit(torch.eye(2), torch.eye(2), torch.arange(2))
+        type("Empty", (LinearAttack,), {"needs": NOTHING})().fit(
+            torch.eye(2), torch.eye(2), torch.arange(2)
+        )
 
 
 def test_custom_attack_can_return_map_matrices():

@@ -1,4 +1,6 @@
-"""What attacks fitted on other speakers must find, what they must not, and that nothing but the data decides."""
+"""What attacks fitted on other speakers must find, what they must not, and that nothing but the
+data decides.
+"""
 
 import copy
 import inspect
@@ -56,11 +58,16 @@ def noise_like(rows, draw):
 
 def found(original, protected, speakers, attacks="standard", condition="OP", **columns):
     metric = StrongestAttack(condition, attacks)
-    return {key: value.item() for key, value in compute(metric, original, protected, speakers, **columns).items()}
+    return {
+        key: value.item()
+        for key, value in compute(metric, original, protected, speakers, **columns).items()
+    }
 
 
 def assert_same_result(one, other, atol):
-    assert {key: other[key] for key in KEYS} == pytest.approx({key: one[key] for key in KEYS}, abs=atol)
+    assert {key: other[key] for key in KEYS} == pytest.approx(
+        {key: one[key] for key in KEYS}, abs=atol
+    )
 
 
 def data_of(original, protected, speakers, **columns):
@@ -82,8 +89,11 @@ def made_systems():
     yield "absolute values of a rotation", 0.02, (original, (original @ turn).abs(), names)
     original, names, draw = fading_voices()
     kept, noise = torch.arange(48) < 24, torch.randn(400, 48, generator=draw, dtype=torch.float64)
-    hidden = original @ rotation(48, draw) * torch.where(kept, 0.02, 0.0) + noise * torch.where(kept, 1e-4, 1.0)
-    yield "trace in low variance", 0.3, (original, hidden, names)  # a trace in directions of low variance
+    hidden = original @ rotation(48, draw) * torch.where(kept, 0.02, 0.0) + noise * torch.where(
+        kept, 1e-4, 1.0
+    )
+    # a trace in directions of low variance
+    yield "trace in low variance", 0.3, (original, hidden, names)
     bundled = demo_voices()
     rows = bundled.utterances % 2 == 0
     yield "bundled, half of it", 0.3, (None, bundled.protected["B2u"][rows], bundled.speakers[rows])
@@ -158,31 +168,50 @@ def test_chance_level_is_low_at_full_disclosure():
 _SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("kind", [pytest.param("bundled", marks=_SLOW), pytest.param("wide", marks=_SLOW), "thin"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("bundled", marks=_SLOW), pytest.param("wide", marks=_SLOW), "thin"]
+)
 def test_result_is_independent_of_threads_labels_and_row_order(kind):
     draw, threads, results = torch.Generator().manual_seed(1), torch.get_num_threads(), []
     if kind == "bundled":
         bundled = demo_voices()
         rows = bundled.utterances % 5 == 0
-        original, protected, names = bundled.original[rows], bundled.protected["B2u"][rows], bundled.speakers[rows]
+        original, protected, names = (
+            bundled.original[rows],
+            bundled.protected["B2u"][rows],
+            bundled.speakers[rows],
+        )
     else:
         sizes = (8, 6, 256) if kind == "wide" else (12, 4, 96)
         original, names, _ = fading_voices(*sizes, dtype=torch.float32)
-        protected = original @ rotation(sizes[2], draw, torch.float32) + 0.3 * noise_like(original, draw)
+        protected = original @ rotation(sizes[2], draw, torch.float32) + 0.3 * noise_like(
+            original, draw
+        )
     groups = names % 2 if kind == "thin" else torch.zeros_like(names)
-    order, renamed = torch.randperm(len(names), generator=draw), torch.randperm(37, generator=draw) * 7 - 40
-    for number, rows, labels in ((1, slice(None), names), (2, slice(None), names), (1, order, renamed[names])):
+    order, renamed = (
+        torch.randperm(len(names), generator=draw),
+        torch.randperm(37, generator=draw) * 7 - 40,
+    )
+    for number, rows, labels in (
+        (1, slice(None), names),
+        (2, slice(None), names),
+        (1, order, renamed[names]),
+    ):
         torch.set_num_threads(number)
         try:
             given = original[rows], protected[rows], labels[rows]
-            results.append([found(*given, condition=name, groups=groups[rows]) for name in ("OP", "PP")])
+            results.append(
+                [found(*given, condition=name, groups=groups[rows]) for name in ("OP", "PP")]
+            )
         finally:
             torch.set_num_threads(threads)
         for one, other in zip(results[0], results[-1], strict=True):
             assert_same_result(one, other, atol=1e-6)
 
 
-@pytest.mark.parametrize(("condition", "column"), [("OP", None), ("across", "sessions"), ("OP", "groups")])
+@pytest.mark.parametrize(
+    ("condition", "column"), [("OP", None), ("across", "sessions"), ("OP", "groups")]
+)
 def test_result_is_independent_of_block_size(condition, column, monkeypatch):
     original, speakers, draw = fading_voices(24, 6)
     rows = original, 0.5 * original + noise_like(original, draw), speakers
@@ -231,7 +260,9 @@ class Crop(Own):
     """Compares the first half of original dimensions with the last half of protected ones."""
 
     def attack(self, original, protected):
-        return None if original is None else original[:, :12], None if protected is None else protected[:, 12:]
+        return None if original is None else original[
+            :, :12
+        ], None if protected is None else protected[:, 12:]
 
 
 class Unrotate:
@@ -293,13 +324,17 @@ OVERRIDES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "method"), OVERRIDES, ids=lambda part: getattr(part, "__name__", part))
+@pytest.mark.parametrize(
+    ("kind", "method"), OVERRIDES, ids=lambda part: getattr(part, "__name__", part)
+)
 def test_overridden_built_in_method_is_called(kind, method):
     def fail(self, *_):
         raise RuntimeError("as written")
 
     original, names, _ = fading_voices(12, 4, 8)
-    metric = StrongestAttack(condition=kind.conditions[0], attacks=[type("Mine", (kind,), {method: fail})()])
+    metric = StrongestAttack(
+        condition=kind.conditions[0], attacks=[type("Mine", (kind,), {method: fail})()]
+    )
     if method == "solve_statistics":
         metric.observe(original, original, names)
     with pytest.raises(RuntimeError, match="as written"):
@@ -312,12 +347,15 @@ def test_invalid_attacks_raise():
             StrongestAttack(attacks=wrong)
 
 
-@pytest.mark.parametrize(("condition", "kind"), [("OP", PLDA), ("PP", Procrustes), ("within", LikelihoodRatio)])
+@pytest.mark.parametrize(
+    ("condition", "kind"), [("OP", PLDA), ("PP", Procrustes), ("within", LikelihoodRatio)]
+)
 def test_custom_attack_for_another_condition_raises(condition, kind):
     message = f"`attacks` to be made for {condition}, but Mine is made for {kind.conditions[0]}"
     with pytest.raises(ValueError, match=message):
         StrongestAttack(condition=condition, attacks=[Plain(), type("Mine", (kind,), {})()])
-    StrongestAttack(condition=condition, attacks=[Plain(), kind()])  # of the battery, which serves all conditions
+    # of the battery, which serves all conditions
+    StrongestAttack(condition=condition, attacks=[Plain(), kind()])
 
 
 @pytest.mark.parametrize(("most", "given"), [(10, 10), (None, 48), (1000, 48)])
@@ -343,8 +381,12 @@ def test_scores_with_a_large_offset_are_resolved():
     original, names, draw = fading_voices(12, 8, 24)
     data = data_of(original, original + noise_like(original, draw), names)
     condition = CONDITIONS["OP"]
-    own, plain = (FusedAttacker(data, [each], [condition]).result(condition) for each in (Scaled(), Plain()))
-    assert_close(own.measures["d_ece_strongest"], plain.measures["d_ece_strongest"], atol=2e-3, rtol=0)
+    own, plain = (
+        FusedAttacker(data, [each], [condition]).result(condition) for each in (Scaled(), Plain())
+    )
+    assert_close(
+        own.measures["d_ece_strongest"], plain.measures["d_ece_strongest"], atol=2e-3, rtol=0
+    )
 
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
@@ -353,7 +395,9 @@ def test_enrolment_excludes_the_same_recording(condition, monkeypatch):
     # Every recording is known by heart, and no recording says anything of another one.
     original = torch.randn(120, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = data_of(original, original, torch.arange(120) // 10, utterances=torch.arange(120))
-    result = FusedAttacker(data, [Enrolled()], [CONDITIONS[condition]]).result(CONDITIONS[condition])
+    result = FusedAttacker(data, [Enrolled()], [CONDITIONS[condition]]).result(
+        CONDITIONS[condition]
+    )
     assert (
         result.measures["d_ece_strongest"] < 0.1
     )  # luck of twelve speakers; a mean that holds the recording itself tells 0.6
@@ -362,7 +406,9 @@ def test_enrolment_excludes_the_same_recording(condition, monkeypatch):
 
 def test_enrolment_means_disclose_more_than_single_utterances():
     original, names, _ = fading_voices(20, 12, 24)
-    alone, enrolled = (found(original, original, names, attacks=[Plain(), *each]) for each in ((), (Enrolled(),)))
+    alone, enrolled = (
+        found(original, original, names, attacks=[Plain(), *each]) for each in ((), (Enrolled(),))
+    )
     assert enrolled["d_ece_strongest"] > alone["d_ece_strongest"] + 0.05
 
 
@@ -372,13 +418,19 @@ def test_enrolment_means_disclose_more_than_single_utterances():
 def test_attack_per_group_finds_group_specific_leakage():
     original, names, draw = fading_voices(40, 20, 24)
     sex = names % 2
-    protected = torch.where((sex == 0)[:, None], original @ rotation(24, draw), original @ rotation(24, draw))
+    protected = torch.where(
+        (sex == 0)[:, None], original @ rotation(24, draw), original @ rotation(24, draw)
+    )
     result = found(original, protected, names, FEW, groups=sex)
-    assert result["d_ece_strongest"] > 0.9 * found(original, original, names, [Plain()])["d_ece_strongest"]
+    assert (
+        result["d_ece_strongest"]
+        > 0.9 * found(original, original, names, [Plain()])["d_ece_strongest"]
+    )
 
 
 def test_observed_speech_improves_attacks_with_few_speakers():
-    # Twelve measured speakers of three utterances in 60 dimensions: too few to learn a rotation from.
+    # Twelve measured speakers of three utterances in 60 dimensions: too few to learn a rotation
+    # from.
     original, names, draw = fading_voices(12, 3, 60, within=2.0, falls=1.0)
     others, their_names, _ = fading_voices(60, 20, 60, seed=1, within=2.0, falls=1.0)
     turn = rotation(60, draw)
@@ -408,7 +460,9 @@ def test_report_contains_the_number_of_training_speakers(speakers, fitted):
 
 
 def encoders_that_err_independently(seed, leak=0.3, speakers=30, utterances=10, width=48):
-    """Three encoders of the same speech; each hears every speaker in its own way, with noise of its own."""
+    """Three encoders of the same speech; each hears every speaker in its own way, with noise of its
+    own.
+    """
     draw = torch.Generator().manual_seed(seed)
     names = torch.arange(speakers).repeat_interleave(utterances)
     original, protected = {}, {}
@@ -422,7 +476,9 @@ def encoders_that_err_independently(seed, leak=0.3, speakers=30, utterances=10, 
 def test_encoders_that_err_independently_are_fused():
     original, protected, names = encoders_that_err_independently(seed=0)
     fused = found(original, protected, names, FEW)["d_ece_strongest"]
-    alone = [found(original[name], protected[name], names, FEW)["d_ece_strongest"] for name in original]
+    alone = [
+        found(original[name], protected[name], names, FEW)["d_ece_strongest"] for name in original
+    ]
     assert fused > max(alone) + 0.03
 
 
@@ -431,7 +487,10 @@ def test_fusion_of_encoders_is_at_least_plain_comparison_by_any_of_them():
     noise = noise_like(original, draw)
     rows = {"a": noise, "b": original}, {"a": noise_like(original, draw), "b": original}
     result = found(*rows, names, [Plain()])
-    assert result["d_ece_strongest"] >= found(original, original, names, [Plain()])["d_ece_strongest"] - 1e-9
+    assert (
+        result["d_ece_strongest"]
+        >= found(original, original, names, [Plain()])["d_ece_strongest"] - 1e-9
+    )
 
 
 # --- Profiles, shares, learning curve
@@ -450,7 +509,9 @@ def test_shares_add_up_and_noise_has_none():
         name, needs = "noise", "nothing"
 
         def score(self, original, protected):
-            return torch.randn(len(original), len(protected), generator=torch.Generator().manual_seed(0))
+            return torch.randn(
+                len(original), len(protected), generator=torch.Generator().manual_seed(0)
+            )
 
     original, names, draw = fading_voices(24, 8, 24)
     data = data_of(original, original + noise_like(original, draw), names)
@@ -481,7 +542,9 @@ def test_random_scores_stay_within_chance():
             return torch.randn(len(original), len(protected), generator=draw)
 
     original, names, draw = fading_voices(24, 6, 8)
-    result = found(original, noise_like(original, draw), names, [Random(seed) for seed in range(200)])
+    result = found(
+        original, noise_like(original, draw), names, [Random(seed) for seed in range(200)]
+    )
     assert result["d_ece_strongest"] <= max(0.005, result["d_ece_chance"])
 
 
@@ -520,19 +583,31 @@ def test_small_group_is_used_for_training_only():
 @pytest.mark.parametrize("condition", ["OP", "PP", "across"])
 def test_pair_kinds_match_the_definition(condition):
     original, names, draw = fading_voices(12, 4, 6)
-    data = data_of(original, original + 1, names, sessions=torch.randint(2, (48,), generator=draw), groups=names % 2)
+    data = data_of(
+        original,
+        original + 1,
+        names,
+        sessions=torch.randint(2, (48,), generator=draw),
+        groups=names % 2,
+    )
     sides = data.sides(CONDITIONS[condition])
     folds = assign_folds(data)
     test = arrange_in_cells(sides[1], folds, torch.float64)
     enrolment = test if condition != "OP" else arrange_in_cells(sides[0], folds, torch.float64)
     kinds = label_pairs(enrolment, test, CONDITIONS[condition], enrolment is test)
     assert kinds.shape == (4, 12, 12)  # two folds of two groups
-    for cell, i, j in torch.cartesian_prod(torch.arange(4), torch.arange(12), torch.arange(12)).tolist():
+    for cell, i, j in torch.cartesian_prod(
+        torch.arange(4), torch.arange(12), torch.arange(12)
+    ).tolist():
         a, b = enrolment.row[cell, i], test.row[cell, j]
-        one, other = (side.take(torch.stack([row])) for side, row in zip(sides, (a, b), strict=True))
+        one, other = (
+            side.take(torch.stack([row])) for side, row in zip(sides, (a, b), strict=True)
+        )
         assert one.groups == other.groups == folds.partition[one.speaker_index] == cell % 2
         same = bool(one.speakers == other.speakers)
-        repeated = one.ids == other.ids or (condition == "across" and one.sessions == other.sessions)
+        repeated = one.ids == other.ids or (
+            condition == "across" and one.sessions == other.sessions
+        )
         if (condition != "OP" and j <= i) or (same and repeated):
             expected = NO_TRIAL
         elif same:
@@ -545,7 +620,8 @@ def test_pair_kinds_match_the_definition(condition):
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
 def test_replicates_exclude_the_trials_of_a_speaker(condition):
-    # An attack that learns nothing: replicates are its trials within folds, without those of a speaker.
+    # An attack that learns nothing: replicates are its trials within folds, without those of a
+    # speaker.
     original, names, draw = fading_voices(12, 8, 24)
     protected = torch.cat([4 * noise_like(original[:, :12], draw), original[:, :12]], dim=1)
     data = data_of(original, protected, names)
@@ -557,10 +633,14 @@ def test_replicates_exclude_the_trials_of_a_speaker(condition):
     for fold in attacker.fold_rows(CONDITIONS[condition], profile):
         scores = fold.enrolment_rows @ fold.test_rows.T
         kept = (
-            torch.ones_like(scores).triu(1) > 0 if condition == "PP" else fold.enrolment.ids[:, None] != fold.test.ids
+            torch.ones_like(scores).triu(1) > 0
+            if condition == "PP"
+            else fold.enrolment.ids[:, None] != fold.test.ids
         )
         rows.append(scores[kept])
-        both = torch.stack(torch.meshgrid(fold.enrolment.speakers, fold.test.speakers, indexing="ij"))
+        both = torch.stack(
+            torch.meshgrid(fold.enrolment.speakers, fold.test.speakers, indexing="ij")
+        )
         speakers.append(both[:, kept])
     scores, speakers = torch.cat(rows), torch.cat(speakers, dim=1)
     for place, speaker in enumerate((-1, *range(12))):  # first of all
@@ -569,5 +649,7 @@ def test_replicates_exclude_the_trials_of_a_speaker(condition):
         expected = zebra_disclosure(scores[kept].numpy(), is_target[kept].int().numpy())["d_ece"]
         # Cells of all trials are merged, not cut: to first order that is all.
         tolerance = 1e-3 if speaker < 0 else 5e-3
-        assert result.replicates["d_ece_strongest"][place].item() == pytest.approx(expected, abs=tolerance)
+        assert result.replicates["d_ece_strongest"][place].item() == pytest.approx(
+            expected, abs=tolerance
+        )
     assert_close(result.replicates["eer_strongest"][0], result.measures["eer_strongest"])

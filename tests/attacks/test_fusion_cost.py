@@ -9,7 +9,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics._utterances.utterances import deduplicate_and_index, pack_utterances
-from vpmetrics.attacks import STANDARD, CanonicalCorrelation, Plain, RidgeToOriginal, WithinClassWhitening
+from vpmetrics.attacks import (
+    STANDARD,
+    CanonicalCorrelation,
+    Plain,
+    RidgeToOriginal,
+    WithinClassWhitening,
+)
 from vpmetrics.attacks.fusion import FusedAttacker
 
 FEW = (Plain(), RidgeToOriginal(), WithinClassWhitening(), CanonicalCorrelation())
@@ -54,7 +60,9 @@ def test_operations_do_not_grow_with_settings():
     class ManyRidges(RidgeToOriginal):
         settings = tuple(torch.logspace(-4, 1, 40).tolist())
 
-    few, many = (count_operations([Plain(), attack]).total() for attack in (RidgeToOriginal(), ManyRidges()))
+    few, many = (
+        count_operations([Plain(), attack]).total() for attack in (RidgeToOriginal(), ManyRidges())
+    )
     assert abs(many - few) <= PAV_ROUNDS
 
 
@@ -64,9 +72,13 @@ def test_operations_grow_with_utterances_by_blocks_only():
 
 
 def test_no_decomposition_is_on_the_way():
-    counts = count_operations(STANDARD, speakers=12, utterances=4, width=16, conditions=("OP", "PP"))
+    counts = count_operations(
+        STANDARD, speakers=12, utterances=4, width=16, conditions=("OP", "PP")
+    )
     assert not [name for name in counts if "eig" in name or "svd" in name or "lstsq" in name]
-    assert not [name for name in counts if name.endswith(("linalg_cholesky", "linalg_inv", "linalg_solve"))]
+    assert not [
+        name for name in counts if name.endswith(("linalg_cholesky", "linalg_inv", "linalg_solve"))
+    ]
 
 
 @pytest.mark.parametrize("utterances", [10, 50])

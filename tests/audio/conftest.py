@@ -21,7 +21,9 @@ def write(path, samples=None, rate: int = 16000, **options) -> None:
 
 def describe(waveforms: torch.Tensor) -> torch.Tensor:
     """Mean, level and peak, which padding would change."""
-    return torch.stack([waveforms.mean(1), waveforms.square().mean(1).sqrt(), waveforms.abs().amax(1)], 1)
+    return torch.stack(
+        [waveforms.mean(1), waveforms.square().mean(1).sqrt(), waveforms.abs().amax(1)], 1
+    )
 
 
 @pytest.fixture

@@ -30,7 +30,9 @@ class Counting(torch.nn.Module):
 
     def forward(self, waveforms, lengths):
         self.shapes += (tuple(waveforms.shape),)
-        return torch.cat([describe(row[None, :size]) for row, size in zip(waveforms, lengths, strict=True)])
+        return torch.cat(
+            [describe(row[None, :size]) for row, size in zip(waveforms, lengths, strict=True)]
+        )
 
 
 @pytest.fixture
@@ -51,7 +53,9 @@ def counting():
 
 
 def alone(folder) -> torch.Tensor:
-    return torch.cat([describe(read_audio(one.path, 16000)[None]) for one in list_recordings(folder).items])
+    return torch.cat(
+        [describe(read_audio(one.path, 16000)[None]) for one in list_recordings(folder).items]
+    )
 
 
 assert_embeddings = functools.partial(torch.testing.assert_close, atol=1e-6, rtol=1e-5)
@@ -64,7 +68,10 @@ def test_batches_and_threads_change_nothing(folder, counting, batch_seconds, wor
     assert_embeddings(embedded.embeddings, alone(folder))
     rows, samples = zip(*counting.function.shapes, strict=True)
     assert sum(rows) == 12
-    assert all(own == 1 or own * size <= batch_seconds * 16000 for own, size in zip(rows, samples, strict=True))
+    assert all(
+        own == 1 or own * size <= batch_seconds * 16000
+        for own, size in zip(rows, samples, strict=True)
+    )
 
 
 def test_encoders_without_length_support_get_no_padding(folder, encoder):
@@ -72,7 +79,12 @@ def test_encoders_without_length_support_get_no_padding(folder, encoder):
     embedded = embed_folder(folder, encoder)
     assert_embeddings(embedded.embeddings, alone(folder))
     assert embedded.speakers == ["p0"] * 5 + ["p1"] * 4 + ["p2"] * 4
-    assert (embedded.sessions, embedded.groups, embedded.encoder, embedded.skipped) == (None, None, "description", ())
+    assert (embedded.sessions, embedded.groups, embedded.encoder, embedded.skipped) == (
+        None,
+        None,
+        "description",
+        (),
+    )
     assert "3 speakers, 13 recordings" in embedded.assumptions[0]
 
 
@@ -106,7 +118,9 @@ def test_a_damaged_cache_is_made_again(folder, encoder, tmp_path):
     for damage in (lambda _: b"", lambda _: b"no archive", lambda data: data[:500]):
         for path in cache.rglob("*.npz"):
             path.write_bytes(damage(path.read_bytes()))
-        torch.testing.assert_close(embed_folder(folder, encoder, cache=cache).embeddings, alone(folder))
+        torch.testing.assert_close(
+            embed_folder(folder, encoder, cache=cache).embeddings, alone(folder)
+        )
 
 
 def test_a_run_that_is_interrupted_goes_on(folder, counting, tmp_path, monkeypatch):
@@ -137,14 +151,19 @@ def test_two_runs_at_once_keep_the_rows_of_both(folder, counting, tmp_path):
 
 
 def test_a_callable_without_a_name_is_not_cached(folder, tmp_path):
-    with pytest.raises(AudioError, match=r"an encoder with a name to cache by: load_encoder\(callable, name=...\)"):
+    with pytest.raises(
+        AudioError, match=r"an encoder with a name to cache by: load_encoder\(callable, name=...\)"
+    ):
         embed_folder(folder, load_encoder(describe, sample_rate=16000), cache=tmp_path)
 
 
 def test_one_error_lists_all_broken_recordings(folder, counting):
     for number in range(7):
         (folder / "p0" / f"broken_{number}.wav").write_bytes(b"")
-    with pytest.raises(AudioError, match=r"7 of 19 recordings .*broken_0.*broken_4[^_]*; and 2 more\. `partial=True`"):
+    with pytest.raises(
+        AudioError,
+        match=r"7 of 19 recordings .*broken_0.*broken_4[^_]*; and 2 more\. `partial=True`",
+    ):
         embed_folder(folder, counting)
     assert counting.function.shapes == ()
 
@@ -159,7 +178,9 @@ def test_no_usable_recording_raises(tmp_path, encoder):
 
 def test_embeddings_with_nan_are_named(folder):
     write(folder / "p0" / "loud.wav", noise(0.5) * 5)
-    encoder = load_encoder(lambda x: describe(x) / (x.abs().amax(1, keepdim=True) < 0.6), sample_rate=16000)
+    encoder = load_encoder(
+        lambda x: describe(x) / (x.abs().amax(1, keepdim=True) < 0.6), sample_rate=16000
+    )
     with pytest.raises(AudioError, match=r"1 of 13 .*loud\.wav gets an embedding with NaN"):
         embed_folder(folder, encoder)
 
@@ -172,16 +193,21 @@ def embed_half_a_second(waveforms):
 
 def test_recordings_that_the_encoder_does_not_take_are_named_or_left_out(folder):
     encoder = load_encoder(embed_half_a_second, sample_rate=16000)
-    with pytest.raises(AudioError, match=r"3 of 12 .*p0_0\.wav of 0\.20 s is not taken by the encoder: Kernel size"):
+    with pytest.raises(
+        AudioError, match=r"3 of 12 .*p0_0\.wav of 0\.20 s is not taken by the encoder: Kernel size"
+    ):
         embed_folder(folder, encoder)
     embedded = embed_folder(folder, encoder, partial=True)
-    is_long = [read_audio(one.path, 16000).shape[0] >= 8000 for one in list_recordings(folder).items]
+    is_long = [
+        read_audio(one.path, 16000).shape[0] >= 8000 for one in list_recordings(folder).items
+    ]
     assert len(embedded.skipped) == 3
     assert_embeddings(embedded.embeddings, alone(folder)[torch.tensor(is_long)])
 
 
 @pytest.mark.parametrize(
-    ("limit", "value", "expected"), [("_FILES_AT_ONCE", 5, (5, 10, 12)), ("_BYTES_AT_ONCE", 1, tuple(range(1, 13)))]
+    ("limit", "value", "expected"),
+    [("_FILES_AT_ONCE", 5, (5, 10, 12)), ("_BYTES_AT_ONCE", 1, tuple(range(1, 13)))],
 )
 def test_progress_ends_with_all_done(folder, encoder, monkeypatch, limit, value, expected):
     monkeypatch.setattr(embedding, limit, value)
@@ -197,7 +223,11 @@ def pairs(tmp_path):
     for number in range(6):
         name = f"p{number % 2}_{number}"
         write(tmp_path / "o" / f"{name}.wav", noise(0.5 + 0.1 * number, seed=number))
-        write(tmp_path / "p" / f"{name}_anon.flac", 2 * noise(0.4 + 0.1 * number, 22050, seed=number), 22050)
+        write(
+            tmp_path / "p" / f"{name}_anon.flac",
+            2 * noise(0.4 + 0.1 * number, 22050, seed=number),
+            22050,
+        )
     return tmp_path
 
 
@@ -214,7 +244,10 @@ def test_partial_skips_pairs_with_a_broken_side(pairs, encoder):
     write(pairs / "o" / "p0_0.wav", noise(0.5) * 0)
     (pairs / "p" / "p1_5_anon.flac").write_bytes(b"")
     found = pair_recordings(pairs / "o", pairs / "p")
-    with pytest.raises(AudioError, match=r"2 of 12 recordings cannot be used: .*p0_0.*is silent; .*p1_5.*is an empty"):
+    with pytest.raises(
+        AudioError,
+        match=r"2 of 12 recordings cannot be used: .*p0_0.*is silent; .*p1_5.*is an empty",
+    ):
         embed_pairs(found, encoder)
     voices = embed_pairs(found, encoder, partial=True)
     assert voices.utterances == ["p0_2", "p0_4", "p1_1", "p1_3"]
@@ -235,10 +268,14 @@ def test_segments_are_rows(tmp_path, encoder):
     assert embedded.utterances == ["p1_1#1", "p1_1#2", "p1_1#3", "p2_1#1", "p2_2#1"]
     assert embedded.speakers == ["p1", "p1", "p1", "p2", "p2"]
     pieces = torch.from_numpy(samples).float().split(16000)
-    expected = torch.cat([describe(piece[None]) for piece in (*pieces, pieces[0], pieces[0][:6000])])
+    expected = torch.cat(
+        [describe(piece[None]) for piece in (*pieces, pieces[0], pieces[0][:6000])]
+    )
     assert_embeddings(embedded.embeddings, expected)
     # A protected recording a little shorter has a segment less; both sides keep as many.
-    voices = embed_pairs(pair_recordings(tmp_path / "o", tmp_path / "p"), encoder, segment_seconds=1.0)
+    voices = embed_pairs(
+        pair_recordings(tmp_path / "o", tmp_path / "p"), encoder, segment_seconds=1.0
+    )
     assert voices.utterances == ["p1_1#1", "p1_1#2", "p2_1#1", "p2_2#1"]
 
 
@@ -282,7 +319,9 @@ def test_f0_histograms_count_lags_of_voiced_speech(tmp_path):
 def test_files_of_equal_content_are_embedded_once(tmp_path, counting):
     for name in "xy":
         write(tmp_path / f"{name}.wav", noise(0.5))
-    rows = [Recording(name, tmp_path / f"{file}.wav") for name, file in zip("abc", "xxy", strict=True)]
+    rows = [
+        Recording(name, tmp_path / f"{file}.wav") for name, file in zip("abc", "xxy", strict=True)
+    ]
     embedded = embed_recordings(rows, counting)
     assert embedded.utterances == ["a", "b", "c"]
     assert counting.function.shapes == ((1, 8000),)

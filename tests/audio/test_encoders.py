@@ -1,4 +1,6 @@
-"""Encoders of every kind behind one interface, with the libraries' own classes and small random weights."""
+"""Encoders of every kind behind one interface, with the libraries' own classes and small random
+weights.
+"""
 
 import csv
 import ctypes
@@ -61,7 +63,9 @@ def waves(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
 def assert_padding_is_ignored(encoder: SpeakerEncoder, *lengths: int, atol: float = 1e-5) -> None:
     padded, sizes = waves(*lengths)
     together = encoder(padded, sizes)
-    alone = torch.cat([encoder(row[None, :size]) for row, size in zip(padded, lengths, strict=True)])
+    alone = torch.cat(
+        [encoder(row[None, :size]) for row, size in zip(padded, lengths, strict=True)]
+    )
     assert together.shape == (len(lengths), encoder.dimension)
     torch.testing.assert_close(together, alone, atol=atol, rtol=1e-4)
 
@@ -71,19 +75,31 @@ def speech() -> list[np.ndarray]:
     samples, _ = soundfile.read(VOICES / "voices.ogg", dtype="float32")
     rows = list(csv.DictReader((VOICES / "voices.csv").open()))[:8]
     own = [samples[int(row["start"]) : int(row["end"])] for row in rows]
-    return [*own, 0.01 * own[0], 3 * own[1], own[2][:500], own[3][:25600], own[3][:25601], np.concatenate(own)]
+    return [
+        *own,
+        0.01 * own[0],
+        3 * own[1],
+        own[2][:500],
+        own[3][:25600],
+        own[3][:25601],
+        np.concatenate(own),
+    ]
 
 
 @needs_weights
 def test_resemblyzer_is_that_of_its_package(monkeypatch):
-    """The package imports webrtcvad, which needs `pkg_resources`, for the silences that neither side removes here."""
+    """The package imports webrtcvad, which needs `pkg_resources`, for the silences that neither
+    side removes here.
+    """
     monkeypatch.setitem(sys.modules, "webrtcvad", types.ModuleType("webrtcvad"))
     package = import_or_skip("resemblyzer")
     theirs = package.VoiceEncoder("cpu", verbose=False)
     loud = [package.normalize_volume(wave, -30, increase_only=True) for wave in speech()]
     expected = np.stack([theirs.embed_utterance(wave) for wave in loud])
     encoder = load_encoder("resemblyzer")
-    rows = nn.utils.rnn.pad_sequence([torch.from_numpy(wave) for wave in speech()], batch_first=True)
+    rows = nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(wave) for wave in speech()], batch_first=True
+    )
     with torch.no_grad():
         embeddings = encoder(rows, torch.tensor([len(wave) for wave in speech()]))
     np.testing.assert_allclose(embeddings.numpy(), expected, atol=2e-6)
@@ -114,27 +130,46 @@ def test_resemblyzer_downloads_its_weights_where_the_package_is_absent(monkeypat
     assert list(map(len, hashes)) == [64]  # once
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "elsewhere"))
     monkeypatch.setattr(torch.hub, "download_url_to_file", Mock(side_effect=OSError("no network")))
-    with pytest.raises(AudioError, match=r"could not be downloaded .*no network.*`pip install --no-deps resemblyzer`"):
+    with pytest.raises(
+        AudioError,
+        match=r"could not be downloaded .*no network.*`pip install --no-deps resemblyzer`",
+    ):
         load_encoder("resemblyzer")
 
 
 def xvector(folder: Path, norm: str, kind: str = "WavLM") -> str:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    }
     config = getattr(transformers, f"{kind}Config")(
         **sizes,
-        conv_dim=(8, 8), conv_stride=(80, 4), conv_kernel=(160, 4), num_conv_pos_embeddings=4,
-        num_conv_pos_embedding_groups=2, tdnn_dim=(8, 8, 8), tdnn_kernel=(3, 1, 1), tdnn_dilation=(1, 1, 1),
-        xvector_output_dim=5, feat_extract_norm=norm,
-    )  # fmt: skip
+        conv_dim=(8, 8),
+        conv_stride=(80, 4),
+        conv_kernel=(160, 4),
+        num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2,
+        tdnn_dim=(8, 8, 8),
+        tdnn_kernel=(3, 1, 1),
+        tdnn_dilation=(1, 1, 1),
+        xvector_output_dim=5,
+        feat_extract_norm=norm,
+    )
     getattr(transformers, f"{kind}ForXVector")(config).save_pretrained(folder)
-    transformers.Wav2Vec2FeatureExtractor(do_normalize=True, return_attention_mask=True).save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(
+        do_normalize=True, return_attention_mask=True
+    ).save_pretrained(folder)
     return str(folder)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "norm"), [("WavLM", "layer"), ("WavLM", "group"), ("Wav2Vec2", "layer")])
+@pytest.mark.parametrize(
+    ("kind", "norm"), [("WavLM", "layer"), ("WavLM", "group"), ("Wav2Vec2", "layer")]
+)
 def test_transformers(tmp_path, kind, norm):
     folder = xvector(tmp_path, norm, kind)
     transformers = sys.modules["transformers"]
@@ -146,16 +181,25 @@ def test_transformers(tmp_path, kind, norm):
     padded, sizes = waves(8000, 12000)
     rows = [row[:size].numpy() for row, size in zip(padded, sizes, strict=True)]
     with torch.no_grad():
-        expected = [model(**extractor(row, sampling_rate=16000, return_tensors="pt")).embeddings for row in rows]
-        torch.testing.assert_close(encoder(padded, sizes), torch.cat(expected), atol=1e-5, rtol=1e-4)
+        expected = [
+            model(**extractor(row, sampling_rate=16000, return_tensors="pt")).embeddings
+            for row in rows
+        ]
+        torch.testing.assert_close(
+            encoder(padded, sizes), torch.cat(expected), atol=1e-5, rtol=1e-4
+        )
         if encoder.can_pad:
             batch = extractor(rows, sampling_rate=16000, padding=True, return_tensors="pt")
-            torch.testing.assert_close(encoder(padded, sizes), model(**batch).embeddings, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(
+                encoder(padded, sizes), model(**batch).embeddings, atol=1e-5, rtol=1e-4
+            )
 
 
 @pytest.fixture
 def speechbrain(monkeypatch):
-    """SpeechBrain's real classes. Replaced: the module `torchaudio`, of which loading an encoder uses nothing."""
+    """SpeechBrain's real classes. Replaced: the module `torchaudio`, of which loading an encoder
+    uses nothing.
+    """
     if "torchaudio" not in sys.modules:
         stand_in = types.ModuleType("torchaudio")
         stand_in.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
@@ -198,7 +242,9 @@ def test_speechbrain(tmp_path, speechbrain):
     (tmp_path / "hyperparams.yaml").write_text(HYPERPARAMETERS.replace("FOLDER", str(tmp_path)))
     torch.manual_seed(0)
     load = sys.modules["hyperpyyaml"].load_hyperpyyaml
-    torch.save(load(HYPERPARAMETERS)["embedding_model"].state_dict(), tmp_path / "embedding_model.ckpt")
+    torch.save(
+        load(HYPERPARAMETERS)["embedding_model"].state_dict(), tmp_path / "embedding_model.ckpt"
+    )
     encoder = load_encoder(f"speechbrain:{tmp_path}")
     assert (encoder.dimension, encoder.sample_rate) == (12, 16000)
     assert encoder.is_differentiable
@@ -208,7 +254,8 @@ def test_speechbrain(tmp_path, speechbrain):
     with torch.no_grad():
         torch.testing.assert_close(encoder(padded), model.encode_batch(padded).squeeze(1))
         assert_padding_is_ignored(encoder, 8000, 12000)
-        # A bound method is a callable as any other; it takes no `lengths`, so that nothing is padded.
+        # A bound method is a callable as any other; it takes no `lengths`, so that nothing is
+        # padded.
         method = load_encoder(model.encode_batch, sample_rate=16000)
         torch.testing.assert_close(method(padded), encoder(padded))
         assert_padding_is_ignored(method, 8000, 12000)
@@ -228,7 +275,9 @@ def test_libraries_that_are_absent_or_offline(monkeypatch, tmp_path):
             load_encoder(encoder)
     with monkeypatch.context() as patch:
         patch.setattr(encoders, "import_module", lambda _: ctypes.CDLL("/nowhere/_torchaudio.so"))
-        with pytest.raises(AudioError, match=r"Expected speechbrain and what it imports to fit torch .*_torchaudio"):
+        with pytest.raises(
+            AudioError, match=r"Expected speechbrain and what it imports to fit torch .*_torchaudio"
+        ):
             load_encoder("speechbrain:x")
 
 
@@ -239,7 +288,9 @@ def hide_the_hub(monkeypatch):
 
 
 def test_a_model_that_is_nowhere_fails_at_once_without_a_network(monkeypatch):
-    """A library that would try for most of a minute to reach the hub is told to look into its cache alone."""
+    """A library that would try for most of a minute to reach the hub is told to look into its cache
+    alone.
+    """
     told = []
 
     def load(source, _device):
@@ -248,7 +299,10 @@ def test_a_model_that_is_nowhere_fails_at_once_without_a_network(monkeypatch):
 
     hide_the_hub(monkeypatch)
     monkeypatch.setitem(encoders._LIBRARIES, "transformers", load)
-    advice = r"could not be loaded: not in the cache .*give its folder as 'transformers:FOLDER', or use 'resemblyzer'"
+    advice = (
+        r"could not be loaded: not in the cache .*give its folder as 'transformers:FOLDER', or use"
+        r" 'resemblyzer'"
+    )
     start = time.monotonic()
     with pytest.raises(AudioError, match=f"Encoder 'transformers:some/model' {advice}"):
         load_encoder("transformers:some/model")
@@ -262,7 +316,9 @@ def test_transformers_without_a_network(monkeypatch):
     pytest.importorskip("transformers")
     hide_the_hub(monkeypatch)
     start = time.monotonic()
-    with pytest.raises(AudioError, match=r"Encoder 'transformers:some/model' could not be loaded: .*need a network"):
+    with pytest.raises(
+        AudioError, match=r"Encoder 'transformers:some/model' could not be loaded: .*need a network"
+    ):
         load_encoder("transformers:some/model")
     assert time.monotonic() - start < 20
 
@@ -285,7 +341,10 @@ def write_onnx(path: Path, network: Pooled, lengths: str | None, batch: int | st
     pytest.importorskip("onnxruntime")
     helper, floating, integer = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     weights = {"w": network.convolution.weight, "b": network.convolution.bias}
-    constants = [onnx.numpy_helper.from_array(value.detach().numpy(), name) for name, value in weights.items()]
+    constants = [
+        onnx.numpy_helper.from_array(value.detach().numpy(), name)
+        for name, value in weights.items()
+    ]
     constants.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
     nodes = [
         helper.make_node("Unsqueeze", ["waveforms", "axis"], ["x"]),
@@ -294,7 +353,11 @@ def write_onnx(path: Path, network: Pooled, lengths: str | None, batch: int | st
     ]
     inputs = [helper.make_tensor_value_info("waveforms", floating, [batch, "T"])]
     if lengths is not None:
-        inputs.append(helper.make_tensor_value_info("lengths", integer if lengths == "samples" else floating, [batch]))
+        inputs.append(
+            helper.make_tensor_value_info(
+                "lengths", integer if lengths == "samples" else floating, [batch]
+            )
+        )
         nodes.append(helper.make_node("Cast", ["lengths"], ["told"], to=floating))
     outputs = [helper.make_tensor_value_info("embeddings", floating, [batch, 6])]
     if lengths is not None:
@@ -359,7 +422,9 @@ def test_files_that_are_no_encoders(tmp_path, pooled):
 def test_outputs_of_any_form(wrap):
     encoder = load_encoder(lambda waveforms: wrap(describe(waveforms.detach())), sample_rate=16000)
     padded, _ = waves(8000, 8000)
-    torch.testing.assert_close(encoder(padded), describe(padded), check_dtype=False, atol=1e-3, rtol=0)
+    torch.testing.assert_close(
+        encoder(padded), describe(padded), check_dtype=False, atol=1e-3, rtol=0
+    )
     assert encoder(padded).dtype in (torch.float32, torch.float64)
 
 
@@ -374,17 +439,43 @@ def test_outputs_of_any_form(wrap):
     ],
 )
 def test_callables_that_are_no_encoders(function, message):
-    with pytest.raises(AudioError, match=rf"Expected the encoder to take waveforms of shape \(B, T\) .*{message}"):
+    with pytest.raises(
+        AudioError, match=rf"Expected the encoder to take waveforms of shape \(B, T\) .*{message}"
+    ):
         load_encoder(function, sample_rate=16000)
 
 
 @pytest.mark.parametrize(
     ("load", "encoder", "rate", "error", "message"),
     [
-        (load_encoder, describe, None, AudioError, "Expected `sample_rate`: the callable does not state"),
-        (load_encoder, "resemblyzer", 24000, AudioError, "that of encoder 'resemblyzer', 16000, but got .*as_encoder"),
-        (as_encoder, "resemblyzer", None, AudioError, "the `sample_rate` of the audio: .* 'resemblyzer' takes 16000"),
-        (load_encoder, 3, None, TypeError, "Expected `encoder` to be a name, a path or a callable, but got int"),
+        (
+            load_encoder,
+            describe,
+            None,
+            AudioError,
+            "Expected `sample_rate`: the callable does not state",
+        ),
+        (
+            load_encoder,
+            "resemblyzer",
+            24000,
+            AudioError,
+            "that of encoder 'resemblyzer', 16000, but got .*as_encoder",
+        ),
+        (
+            as_encoder,
+            "resemblyzer",
+            None,
+            AudioError,
+            "the `sample_rate` of the audio: .* 'resemblyzer' takes 16000",
+        ),
+        (
+            load_encoder,
+            3,
+            None,
+            TypeError,
+            "Expected `encoder` to be a name, a path or a callable, but got int",
+        ),
     ],
 )
 def test_missing_or_conflicting_sample_rate_raises(load, encoder, rate, error, message):
@@ -414,13 +505,33 @@ def test_only_callables_with_lengths_get_padding(pooled):
 @pytest.mark.parametrize(
     ("waveforms", "lengths", "error", "message"),
     [
-        (torch.ones(8000), None, ValueError, r"`waveforms` to have shape \(B, T\), but got \(8000,\)"),
+        (
+            torch.ones(8000),
+            None,
+            ValueError,
+            r"`waveforms` to have shape \(B, T\), but got \(8000,\)",
+        ),
         (torch.ones(2, 2, 8000), None, ValueError, r"but got \(2, 2, 8000\)"),
         (torch.ones(2, 0), None, ValueError, r"but got \(2, 0\)"),
-        (torch.ones(2, 8000).long(), None, TypeError, "`waveforms` to have a floating dtype, but got torch.int64"),
+        (
+            torch.ones(2, 8000).long(),
+            None,
+            TypeError,
+            "`waveforms` to have a floating dtype, but got torch.int64",
+        ),
         (torch.ones(2, 8000), torch.tensor([1]), ValueError, r"`lengths` to have shape \(2,\)"),
-        (torch.ones(2, 8000), torch.tensor([0.5, 1]), TypeError, "`lengths` to have an integer dtype"),
-        (torch.ones(2, 8000), torch.tensor([0, 8001]), ValueError, "`lengths` from 1 to 8000, but got 0 to 8001"),
+        (
+            torch.ones(2, 8000),
+            torch.tensor([0.5, 1]),
+            TypeError,
+            "`lengths` to have an integer dtype",
+        ),
+        (
+            torch.ones(2, 8000),
+            torch.tensor([0, 8001]),
+            ValueError,
+            "`lengths` from 1 to 8000, but got 0 to 8001",
+        ),
     ],
 )
 def test_waveforms_and_lengths_are_checked(waveforms, lengths, error, message):
@@ -436,11 +547,16 @@ def test_audio_of_another_rate_is_resampled():
     assert (encoder.sample_rate, encoder.name, encoder.is_weak) == (24000, "resemblyzer", True)
     torch.testing.assert_close(encoder(audio), inner(resample(audio, 24000, 16000)))
     lengths = torch.tensor([36000, 24001])
-    torch.testing.assert_close(encoder(audio, lengths)[1:], encoder(audio[1:, :24001]), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        encoder(audio, lengths)[1:], encoder(audio[1:, :24001]), atol=1e-5, rtol=1e-4
+    )
     audio.requires_grad_()
     assert torch.autograd.grad(encoder(audio).sum(), audio)[0].abs().max() > 0
 
 
 def test_as_encoder_accepts_modules_for_other_input():
-    encoder, spectrograms = as_encoder(lambda rows: (torch.stack(list(rows)).mean(-1), "more")), torch.ones(4, 3, 16)
+    encoder, spectrograms = (
+        as_encoder(lambda rows: (torch.stack(list(rows)).mean(-1), "more")),
+        torch.ones(4, 3, 16),
+    )
     assert encoder(spectrograms).shape == encoder(list(spectrograms)).shape == (4, 3)

@@ -19,7 +19,9 @@ def cut(path, share: float) -> None:
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 24000, 44100, 48000, 16001])
 def test_resampling_keeps_tones_at_their_phase(rate):
-    """Against the tones themselves, sampled at the other rate, under an envelope that vanishes at both ends."""
+    """Against the tones themselves, sampled at the other rate, under an envelope that vanishes at
+    both ends.
+    """
     draw = np.random.default_rng(rate)
     pitches, phases = draw.uniform(50, 0.45 * min(rate, 16000), 12), draw.uniform(0, 6, 12)
 
@@ -34,13 +36,18 @@ def test_resampling_keeps_tones_at_their_phase(rate):
 
 def test_resampling_lets_no_alias_through():
     tone = np.sin(2 * np.pi * 9000 * np.arange(48000) / 48000) * scipy.signal.windows.hann(48000)
-    assert resample(torch.from_numpy(tone), 48000, 16000).abs().max() < 1e-7  # the window ends at a slope
+    # the window ends at a slope
+    assert resample(torch.from_numpy(tone), 48000, 16000).abs().max() < 1e-7
 
 
 def test_resampling_passes_gradients_and_rows():
     waves = torch.randn(2, 3, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(resample(waves, 24000, 16000)[1, 2], resample(waves[1, 2], 24000, 16000))
-    assert torch.autograd.gradcheck(lambda x: resample(x, 24000, 16000), waves[0, :1].requires_grad_())
+    torch.testing.assert_close(
+        resample(waves, 24000, 16000)[1, 2], resample(waves[1, 2], 24000, 16000)
+    )
+    assert torch.autograd.gradcheck(
+        lambda x: resample(x, 24000, 16000), waves[0, :1].requires_grad_()
+    )
 
 
 @pytest.mark.parametrize("ending", ["wav", "flac", "ogg", "mp3"])
@@ -52,7 +59,9 @@ def test_formats_hold_the_same_sound(tmp_path, ending):
     assert np.corrcoef(read, samples)[0, 1] > (0.9999 if ending in ("wav", "flac") else 0.97)
 
 
-@pytest.mark.parametrize(("subtype", "atol"), [("PCM_U8", 1 / 128), ("PCM_24", 2**-22), ("FLOAT", 1e-7)])
+@pytest.mark.parametrize(
+    ("subtype", "atol"), [("PCM_U8", 1 / 128), ("PCM_24", 2**-22), ("FLOAT", 1e-7)]
+)
 def test_samples_of_any_width_are_averaged_over_channels(tmp_path, subtype, atol):
     left, right = noise(0.5, seed=1), noise(0.5, seed=2)
     for samples, expected in ((left, left), (np.stack([left, right], 1), (left + right) / 2)):
@@ -68,7 +77,9 @@ BROKEN = {
     "is silent": lambda path: write(path, 0 * LOUD),
     r"is clipped: \d\d% of its samples": lambda path: write(path, LOUD.clip(-1, 1)),
     r"is clipped: \d\d% ": lambda path: write(path, np.stack([LOUD.clip(-1, 1), noise(1.0)], 1)),
-    "has NaN or infinite samples": lambda path: write(path, np.array([0.1, np.nan] * 8000), subtype="FLOAT"),
+    "has NaN or infinite samples": lambda path: write(
+        path, np.array([0.1, np.nan] * 8000), subtype="FLOAT"
+    ),
     "is too short: 0.05 s, 0.10 s are needed": lambda path: write(path, noise(0.05)),
     "cannot be read .No such file": lambda path: path.symlink_to("nowhere"),
 }
@@ -78,7 +89,10 @@ BROKEN = {
 def test_unusable_recordings_raise_or_are_skipped(tmp_path, encoder, message):
     write(tmp_path / "p1_1.wav")
     BROKEN[message](tmp_path / "p1_2.wav")
-    with pytest.raises(AudioError, match=rf"1 of 2 recordings cannot be used: .*p1_2\.wav {message}.*`partial=True`"):
+    with pytest.raises(
+        AudioError,
+        match=rf"1 of 2 recordings cannot be used: .*p1_2\.wav {message}.*`partial=True`",
+    ):
         embed_folder(tmp_path, encoder)
     kept = embed_folder(tmp_path, encoder, partial=True)
     assert kept.utterances == ["p1_1"]
@@ -89,7 +103,9 @@ def test_unusable_recordings_raise_or_are_skipped(tmp_path, encoder, message):
 def test_compressed_recordings_that_are_cut_off(tmp_path, encoder, ending):
     write(tmp_path / f"a.{ending}", noise(2.0))
     cut(tmp_path / f"a.{ending}", 0.5)
-    with pytest.raises(AudioError, match=rf"a\.{ending} (is cut off|is no audio that can be read|has no samples)"):
+    with pytest.raises(
+        AudioError, match=rf"a\.{ending} (is cut off|is no audio that can be read|has no samples)"
+    ):
         embed_folder(tmp_path, encoder)
 
 

@@ -1,10 +1,11 @@
-"""Anonymisers trained on bundled or Gaussian voices: what cosines see of them, and what attackers who learn see.
+"""Anonymisers trained on bundled or Gaussian voices: what cosines see of them, and what attackers
+who learn see.
 
-A small network maps an original embedding and the key of a session to a protected embedding. It is trained by Adam
-(1e-3) for 300 steps of 16 speakers with 8 utterances each, in two sessions, by one of several losses, and judged on
-speakers it never saw: by cosine, by attacks fitted on other folds of these speakers, by attacks fitted on eight draws
-of the speakers trained on, and, as a check that closed forms find most, by a network trained to undo it on unlimited
-draws of the same.
+A small network maps an original embedding and the key of a session to a protected embedding. It is
+trained by Adam (1e-3) for 300 steps of 16 speakers with 8 utterances each, in two sessions, by one
+of several losses, and judged on speakers it never saw: by cosine, by attacks fitted on other folds
+of these speakers, by attacks fitted on eight draws of the speakers trained on, and, as a check that
+closed forms find most, by a network trained to undo it on unlimited draws of the same.
 
     PYTHONPATH=tests python tests/bench/anonymisers.py --figure anonymisers.png
     PYTHONPATH=tests python tests/bench/anonymisers.py --voices gaussian
@@ -37,7 +38,9 @@ COLUMNS = (*ATTACKERS, "within", "across")
 
 
 class Anonymiser(nn.Module):
-    """A small network, without a path around it, from an embedding and a key; the key may be kept from it."""
+    """A small network, without a path around it, from an embedding and a key; the key may be kept
+    from it.
+    """
 
     def __init__(self, is_keyed, width):
         super().__init__()
@@ -45,16 +48,22 @@ class Anonymiser(nn.Module):
         self.net = nn.Sequential(nn.Linear(width + KEY, width), nn.GELU(), nn.Linear(width, width))
 
     def forward(self, original, key):
-        return self.net(torch.cat([original, key if self.is_keyed else torch.zeros_like(key)], dim=1))
+        return self.net(
+            torch.cat([original, key if self.is_keyed else torch.zeros_like(key)], dim=1)
+        )
 
 
 class AdversarialClassification(nn.Module):
-    """A classifier learns who spoke; the anonymiser learns to fool it and to stay near the original."""
+    """A classifier learns who spoke; the anonymiser learns to fool it and to stay near the
+    original.
+    """
 
     def __init__(self, weight, speakers, width):
         super().__init__()
         self.weight = weight
-        self.classifier = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, speakers))
+        self.classifier = nn.Sequential(
+            nn.Linear(width, width), nn.GELU(), nn.Linear(width, speakers)
+        )
         self.optimiser = torch.optim.Adam(self.classifier.parameters(), lr=1e-3)
 
     def forward(self, original, protected, speakers, _):
@@ -68,7 +77,9 @@ class AdversarialClassification(nn.Module):
 
 
 def batches(rows, draw):
-    """Rows, sessions and keys of 16 speakers at a time: two sessions each, every other utterance."""
+    """Rows, sessions and keys of 16 speakers at a time: two sessions each, every other
+    utterance.
+    """
     while True:
         some = rows[torch.randperm(len(rows), generator=draw)[:SPEAKERS]]
         chosen = some[:, torch.randperm(some.shape[1], generator=draw)[:UTTERANCES]]
@@ -78,7 +89,9 @@ def batches(rows, draw):
 
 
 def train(make_loss, is_keyed, original, speakers, rows, seed, steps=STEPS):
-    """Return an anonymiser after some steps on the utterances ``rows`` ``(S, U)`` of some of the speakers."""
+    """Return an anonymiser after some steps on the utterances ``rows`` ``(S, U)`` of some of the
+    speakers.
+    """
     torch.manual_seed(seed)
     net, loss = Anonymiser(is_keyed, original.shape[1]), make_loss()
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -87,19 +100,29 @@ def train(make_loss, is_keyed, original, speakers, rows, seed, steps=STEPS):
         chosen, sessions, key = next(source)
         protected = net(original[chosen], key)
         optimiser.zero_grad()
-        loss(original[chosen], protected, speakers[chosen], sessions if is_keyed else None).backward()
+        loss(
+            original[chosen], protected, speakers[chosen], sessions if is_keyed else None
+        ).backward()
         optimiser.step()
     return net
 
 
 @torch.no_grad()
 def speak(net, original, speakers, rows, draws, seed):
-    """All utterances of some speakers, as many times as there are draws of a key for each speaker."""
-    draw, utterances, count = torch.Generator().manual_seed(seed), rows.flatten(), int(speakers.max()) + 1
+    """All utterances of some speakers, as many times as there are draws of a key for each
+    speaker.
+    """
+    draw, utterances, count = (
+        torch.Generator().manual_seed(seed),
+        rows.flatten(),
+        int(speakers.max()) + 1,
+    )
     said, names, parts = original[utterances], speakers[utterances], []
     for number in range(draws):
         key = torch.randn(count, KEY, generator=draw)[names]
-        parts.append([said.double(), net(said, key).double(), names, utterances, names + number * count])
+        parts.append(
+            [said.double(), net(said, key).double(), names, utterances, names + number * count]
+        )
     return Speech(*(torch.cat(column).numpy() for column in zip(*parts, strict=True)))
 
 
@@ -110,7 +133,9 @@ def whitening(rows):
 
 
 def learn_to_undo(net, original, speakers, rows, evaluated, steps=1500):
-    """What a network finds that learns, on new draws in every step, to turn protected into original speech."""
+    """What a network finds that learns, on new draws in every step, to turn protected into original
+    speech.
+    """
     torch.manual_seed(0)
     known = speak(net, original, speakers, rows, 8, seed=3)
     (mean_p, white_p), (mean_o, white_o) = whitening(known.protected), whitening(known.original)
@@ -127,16 +152,24 @@ def learn_to_undo(net, original, speakers, rows, evaluated, steps=1500):
         cross_entropy(scores, torch.arange(len(chosen))).backward()  # which of the batch is it?
         optimiser.step()
     with torch.no_grad():
-        heard = attacker((torch.tensor(evaluated.protected).float() - mean_p) @ white_p).double().numpy()
+        heard = (
+            attacker((torch.tensor(evaluated.protected).float() - mean_p) @ white_p)
+            .double()
+            .numpy()
+        )
     truth = (evaluated.original - mean_o.double().numpy()) @ white_o.double().numpy()
     pairs, same = evaluated.trials_of_other_recordings()
     return two_sided((unit(heard) @ unit(truth).T)[pairs], same)
 
 
 def measure(original, speakers, held_out):
-    """For every system the means ``(settings, columns)`` over random splits, on the speakers held out."""
+    """For every system the means ``(settings, columns)`` over random splits, on the speakers held
+    out.
+    """
     count = int(speakers.max()) + 1
-    adversaries = [lambda w=w: AdversarialClassification(w, count, original.shape[1]) for w in (0.3, 1.0, 3.0)]
+    adversaries = [
+        lambda w=w: AdversarialClassification(w, count, original.shape[1]) for w in (0.3, 1.0, 3.0)
+    ]
     systems = {  # whether there is a key, and the loss at a few settings; ours at its defaults
         "PseudonymisationLoss": (True, [PseudonymisationLoss]),
         "attacks in place of session invariance": (
@@ -157,7 +190,9 @@ def measure(original, speakers, held_out):
                 known, new = rows[order[held_out:]], rows[order[:held_out]]
                 net = train(make_loss, is_keyed, original, speakers, known, seed)
                 evaluated = speak(net, original, speakers, new, 2 if is_keyed else 1, seed=1)
-                found = judge(evaluated, speak(net, original, speakers, known, 8 if is_keyed else 1, seed=2))
+                found = judge(
+                    evaluated, speak(net, original, speakers, known, 8 if is_keyed else 1, seed=2)
+                )
                 found["learnt"] = learn_to_undo(net, original, speakers, known, evaluated)
                 values[setting, seed] = [found[column] for column in COLUMNS]
         results[name] = values.mean(1)
@@ -171,21 +206,30 @@ def draw(results, path):
     """What each attacker learns of each system: of several settings the one that hides best."""
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
-    best = np.array([means[means[:, COLUMNS.index("watched")].argmin()] for means in results.values()])
+    best = np.array(
+        [means[means[:, COLUMNS.index("watched")].argmin()] for means in results.values()]
+    )
     for number, label in enumerate(ATTACKERS.values()):
         places = np.arange(len(best)) + 0.2 * number - 0.3
         axes.barh(places, best[:, number], height=0.18, label=label, color=COLOURS[number])
     axes.set_yticks(range(len(results)), list(results))
     axes.invert_yaxis()
-    axes.set(xlim=(0, 0.75), xlabel="two-sided D_ECE of OP on speakers not used in training, bit (at most 0.72)")
+    axes.set(
+        xlim=(0, 0.75),
+        xlabel="two-sided D_ECE of OP on speakers not used in training, bit (at most 0.72)",
+    )
     axes.grid(axis="x", alpha=0.3)
     axes.legend(title="The attacker", fontsize=8, loc="upper right")
     figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--voices", choices=("bundled", "gaussian"), default="bundled", help="whose voices")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--voices", choices=("bundled", "gaussian"), default="bundled", help="whose voices"
+    )
     parser.add_argument("--figure", help="where the figure goes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,6 @@
-"""How often intervals cover the true value: simulated speakers, the true values of a large population, and methods."""
+"""How often intervals cover the true value: simulated speakers, the true values of a large
+population, and methods.
+"""
 
 from dataclasses import dataclass, field
 
@@ -50,19 +52,29 @@ class TrialPopulation:
         """Every pair of utterances of one set of speakers."""
         labels = draw_labels(speakers, self.utterances, self.uneven, generator)
         session = 2 * labels + torch.arange(len(labels)) % 2
-        centres, shifts = (torch.randn(size, DIMENSIONS, generator=generator) for size in (speakers, 2 * speakers))
+        centres, shifts = (
+            torch.randn(size, DIMENSIONS, generator=generator) for size in (speakers, 2 * speakers)
+        )
         rows = self.spread * centres[labels] + self.sessions * shifts[session]
         rows = normalize(rows + torch.randn(len(labels), DIMENSIONS, generator=generator)).double()
         first, second = torch.triu_indices(len(labels), len(labels), 1)
-        # Cosines are far too weak as log-likelihood ratios; four times the cosine has the right size.
-        return 4 * (rows @ rows.T)[first, second], labels[first] == labels[second], (labels[first], labels[second])
+        # Cosines are far too weak as log-likelihood ratios; four times the cosine has the right
+        # size.
+        return (
+            4 * (rows @ rows.T)[first, second],
+            labels[first] == labels[second],
+            (labels[first], labels[second]),
+        )
 
     def true_values(self, _):
         """The mean over a few large sets."""
         generator, found = torch.Generator().manual_seed(99), []
         for _ in range(30):
             trials = self.draw(300, generator)[:2]
-            found.append(F.zebra_disclosure(*trials) | {key: function(*trials) for key, function in MEASURES.items()})
+            found.append(
+                F.zebra_disclosure(*trials)
+                | {key: function(*trials) for key, function in MEASURES.items()}
+            )
         return {key: value for key, value in mean_of(found).items() if key not in ("l_w", "tag")}
 
 
@@ -81,7 +93,9 @@ def score_independent(trials):
 
 @dataclass(frozen=True)
 class AnonymisedPopulation:
-    """An anonymiser that keeps a share of every speaker N(0, 1) and adds a pseudo-voice per session."""
+    """An anonymiser that keeps a share of every speaker N(0, 1) and adds a pseudo-voice per
+    session.
+    """
 
     kept: float
     uneven: bool = False
@@ -91,7 +105,10 @@ class AnonymisedPopulation:
         """Arguments of ``update`` for one set of speakers."""
         labels = draw_labels(speakers, 10, self.uneven, generator)
         session = torch.arange(len(labels)) % self.sessions
-        centres, noise = (torch.randn(size, DIMENSIONS, generator=generator) for size in (speakers, 2 * len(labels)))
+        centres, noise = (
+            torch.randn(size, DIMENSIONS, generator=generator)
+            for size in (speakers, 2 * len(labels))
+        )
         keys = torch.randn(speakers * self.sessions, DIMENSIONS, generator=generator)
         original = centres[labels] + noise[: len(labels)]
         pseudo_voices = keys[labels * self.sessions + session]
@@ -100,7 +117,9 @@ class AnonymisedPopulation:
         return rows | ({"sessions": session} if self.sessions > 1 else {})
 
     def true_values(self, speakers):
-        """The mean over a few large sets; ranks and local information are those among this number of speakers."""
+        """The mean over a few large sets; ranks and local information are those among this number
+        of speakers.
+        """
         generator = torch.Generator().manual_seed(99)
         values = mean_of(suite_values(self.draw(300, generator)) for _ in range(30))
         histogram, bits = torch.zeros(speakers), []
@@ -114,13 +133,19 @@ class AnonymisedPopulation:
 
 def suite_keys(rows):
     """The numbers that are computed without attacks."""
-    keys = ["deid", "gvd", *(f"op_{key}" for key in ("d_ece", "eer", "min_cllr", "cllr", "linkability"))]
+    keys = [
+        "deid",
+        "gvd",
+        *(f"op_{key}" for key in ("d_ece", "eer", "min_cllr", "cllr", "linkability")),
+    ]
     return [*keys, "op_mean_d", "op_alid"] + (["across_d_ece"] if "sessions" in rows else [])
 
 
 def suite_values(rows, keys=None, attacks=None, intervals=None):
     keys = suite_keys(rows) if keys is None else keys
-    suite = vp.VoicePrivacy(metrics=list(keys), attacks=attacks, intervals=intervals, validate_args=False)
+    suite = vp.VoicePrivacy(
+        metrics=list(keys), attacks=attacks, intervals=intervals, validate_args=False
+    )
     suite.update(**rows)
     return suite.compute()
 
@@ -153,13 +178,19 @@ class Coverage:
         methods = list(dict.fromkeys(method for method, _ in self.covered))
         rows = [f"{'':20}{'true value':>10}" + "".join(f"{method:>17}" for method in methods)]
         for key, value in self.true_values.items():
-            rows.append(f"{key:20}{value:10.4f}" + "".join(f"{self.share(method, key):17.3f}" for method in methods))
+            rows.append(
+                f"{key:20}{value:10.4f}"
+                + "".join(f"{self.share(method, key):17.3f}" for method in methods)
+            )
         return "\n".join(rows)
 
 
 def cover(population, speakers, sets, methods):
     """Count how often the intervals of some methods cover the true values."""
-    generator, coverage = torch.Generator().manual_seed(7 + speakers), Coverage(population.true_values(speakers))
+    generator, coverage = (
+        torch.Generator().manual_seed(7 + speakers),
+        Coverage(population.true_values(speakers)),
+    )
     for _ in range(sets):
         drawn = population.draw(speakers, generator)
         for method in methods:
@@ -168,7 +199,9 @@ def cover(population, speakers, sets, methods):
 
 
 def cover_attacks(population, speakers, sets):
-    """An attack learns from the speakers of its set, so the true value is the mean over sets of this size."""
+    """An attack learns from the speakers of its set, so the true value is the mean over sets of
+    this size.
+    """
     generator = torch.Generator().manual_seed(7 + speakers)
     draws = (population.draw(speakers, generator) for _ in range(sets))
     values = [suite_values(rows, ATTACK_KEYS, "standard", 0.95) for rows in draws]

@@ -1,8 +1,10 @@
-"""A judge of anonymisers that shares no code with what they are trained with: NumPy, and SciPy's isotonic regression.
+"""A judge of anonymisers that shares no code with what they are trained with: NumPy, and SciPy's
+isotonic regression.
 
-It attacks as whoever has pairs of original and protected speech can: ridge regression both ways, onto original speech
-as it is or whitened, and canonical correlation, each at ridges from 1e-6 to 1e-1 of the mean variance. The largest
-D_ECE of all, in either direction, is what counts: a pessimistic choice, for it is made on the speakers reported on.
+It attacks as whoever has pairs of original and protected speech can: ridge regression both ways,
+onto original speech as it is or whitened, and canonical correlation, each at ridges from 1e-6 to
+1e-1 of the mean variance. The largest D_ECE of all, in either direction, is what counts: a
+pessimistic choice, for it is made on the speakers reported on.
 """
 
 import math
@@ -33,7 +35,8 @@ class Speech(NamedTuple):
 
 
 def judge(evaluated, watched, folds=4):
-    """D_ECE in bits, the larger of both directions: OP by cosine, by the strongest attack, PP by session.
+    """D_ECE in bits, the larger of both directions: OP by cosine, by the strongest attack, PP by
+    session.
 
     Attacks are fitted on other folds of the evaluated speakers, or on all the attacker watched.
     """
@@ -45,9 +48,13 @@ def judge(evaluated, watched, folds=4):
         labels.append(same)
         for name, scores in attacks(evaluated.rows(fold != k), own):
             found.setdefault(name, []).append(scores[pairs])
-    in_folds = [two_sided(np.concatenate(scores), np.concatenate(labels)) for scores in found.values()]
+    in_folds = [
+        two_sided(np.concatenate(scores), np.concatenate(labels)) for scores in found.values()
+    ]
     pairs, same = evaluated.trials_of_other_recordings()
-    observed = {name: two_sided(scores[pairs], same) for name, scores in attacks(watched, evaluated)}
+    observed = {
+        name: two_sided(scores[pairs], same) for name, scores in attacks(watched, evaluated)
+    }
     within, across = pseudonyms(evaluated)
     return {
         "cosine": observed["cosine"],
@@ -69,7 +76,9 @@ def pseudonyms(speech):
 
 
 def attacks(known, new):
-    """Name and scores ``(N, N)`` of every attack, fitted on what is known and used on what is new."""
+    """Name and scores ``(N, N)`` of every attack, fitted on what is known and used on what is
+    new.
+    """
     yield "cosine", unit(new.protected) @ unit(new.original).T
     mean_o, mean_p = known.original.mean(0), known.protected.mean(0)
     o, p = known.original - mean_o, known.protected - mean_p
@@ -80,12 +89,18 @@ def attacks(known, new):
     for ridge in RIDGES:
         to_original, to_protected = power(pp, ridge, -1) @ po, power(oo, ridge, -1) @ po.T
         yield f"to original {ridge:g}", unit(new_p @ to_original) @ unit(new_o).T
-        yield f"to whitened original {ridge:g}", unit(new_p @ to_original @ white) @ unit(new_o @ white).T
+        yield (
+            f"to whitened original {ridge:g}",
+            unit(new_p @ to_original @ white) @ unit(new_o @ white).T,
+        )
         yield f"to protected {ridge:g}", unit(new_p) @ unit(new_o @ to_protected).T
         white_o, white_p = power(oo, ridge, -0.5), power(pp, ridge, -0.5)
         u, correlation, vt = np.linalg.svd(white_p @ po @ white_o)
         weight = np.sqrt(correlation / (1 - np.minimum(correlation, 1) ** 2 + 1e-3))
-        yield f"canonical {ridge:g}", unit(new_p @ white_p @ (u * weight)) @ unit(new_o @ white_o @ (vt.T * weight)).T
+        yield (
+            f"canonical {ridge:g}",
+            unit(new_p @ white_p @ (u * weight)) @ unit(new_o @ white_o @ (vt.T * weight)).T,
+        )
 
 
 def power(covariance, ridge, exponent):

@@ -1,4 +1,6 @@
-"""Which data sets need which attack of the battery: a table of what each finds, and what would be lost without it."""
+"""Which data sets need which attack of the battery: a table of what each finds, and what would be
+lost without it.
+"""
 
 import math
 
@@ -30,9 +32,15 @@ def gaussian_systems(x, speakers, draw):
     width = x.shape[1]
     turned = x @ torch.linalg.qr(torch.randn(width, width, generator=draw))[0]
     again = torch.linalg.qr(torch.randn(width, width, generator=draw))[0]
-    sign, noise = torch.randint(0, 2, (len(x), 1), generator=draw) * 2.0 - 1, torch.randn(x.shape, generator=draw)
+    sign, noise = (
+        torch.randint(0, 2, (len(x), 1), generator=draw) * 2.0 - 1,
+        torch.randn(x.shape, generator=draw),
+    )
     low = (torch.arange(width) < width // 2).float()
-    network = torch.randn(width, 4 * width, generator=draw), torch.randn(4 * width, width, generator=draw)
+    network = (
+        torch.randn(width, 4 * width, generator=draw),
+        torch.randn(4 * width, width, generator=draw),
+    )
     return {
         "unchanged": x,
         "negated": -x,
@@ -50,7 +58,8 @@ def gaussian_systems(x, speakers, draw):
         "scales of rotation": turned * torch.logspace(-3, 3, width),
         "gain": turned * (3 * torch.randn(len(x), 1, generator=draw)).exp(),
         "trace in low variance": turned * (0.02 * low) + noise * (1 - low + 1e-4),
-        "pseudo-voices": torch.randn(int(speakers.max()) + 1, width, generator=draw)[speakers] + 0.5 * noise,
+        "pseudo-voices": torch.randn(int(speakers.max()) + 1, width, generator=draw)[speakers]
+        + 0.5 * noise,
     }
 
 
@@ -64,17 +73,29 @@ def data_sets():
         for name, protected in gaussian_systems(x, speakers, draw).items():
             yield size + name, x, protected, speakers
     for speakers, utterances, width in ((12, 4, 96), (40, 10, 48)):
-        draw, names = torch.Generator().manual_seed(0), torch.arange(speakers).repeat_interleave(utterances)
+        draw, names = (
+            torch.Generator().manual_seed(0),
+            torch.arange(speakers).repeat_interleave(utterances),
+        )
         own, count = torch.randn(speakers, width, generator=draw)[names], (len(names), width)
-        noise = torch.logspace(-2, 2, width)[torch.randperm(width, generator=draw)] * torch.randn(count, generator=draw)
+        noise = torch.logspace(-2, 2, width)[torch.randperm(width, generator=draw)] * torch.randn(
+            count, generator=draw
+        )
         original = own + 0.3 * torch.randn(count, generator=draw)
         turn = torch.linalg.qr(torch.randn(width, width, generator=draw))[0]
         yield f"noise by dimension, {speakers} speakers", original, own + noise, names
-        yield f"rotation, noise by dimension, {speakers} speakers", original, own @ turn + noise, names
+        yield (
+            f"rotation, noise by dimension, {speakers} speakers",
+            original,
+            own @ turn + noise,
+            names,
+        )
 
 
 def test_every_attack_of_the_battery_is_needed():
-    """Print D_ECE by attack, the largest starred, what the fused attacker finds, and what it finds without each."""
+    """Print D_ECE by attack, the largest starred, what the fused attacker finds, and what it finds
+    without each.
+    """
     names = [attack.name for attack in STANDARD]
     most_lost = dict.fromkeys(names, (0.0, ""))
     print("\n" + " " * 45 + " ".join(f"{name[:9]:>9s}" for name in names) + "     fused")
@@ -96,6 +117,8 @@ def test_every_attack_of_the_battery_is_needed():
                 others = [other for other in STANDARD if other is not attack]
                 without = FusedAttacker(data, others, [condition]).result(condition)
                 lost = fused - float(without.measures["d_ece_strongest"])
-                most_lost[attack.name] = max(most_lost[attack.name], (lost, f"{condition.name} {data_set}"))
+                most_lost[attack.name] = max(
+                    most_lost[attack.name], (lost, f"{condition.name} {data_set}")
+                )
     for name, (lost, data_set) in most_lost.items():
         print(f"without {name}: {lost:.3f} bits less of {data_set}")

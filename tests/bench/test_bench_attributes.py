@@ -1,4 +1,6 @@
-"""Attribute disclosure: how often 95 % intervals hold the truth, and what they cost beside the suite."""
+"""Attribute disclosure: how often 95 % intervals hold the truth, and what they cost beside the
+suite.
+"""
 
 import pytest
 import torch
@@ -21,14 +23,24 @@ def draw_speakers(draw, number, distance, classes=2, width=16, utterances=10):
     return rows + torch.randn(rows.shape, generator=draw), speakers % classes, speakers
 
 
-@pytest.mark.parametrize(("number", "distance", "classes"), [(20, 1, 2), (40, 1, 2), (40, 2, 2), (40, 2, 4)])
+@pytest.mark.parametrize(
+    ("number", "distance", "classes"), [(20, 1, 2), (40, 1, 2), (40, 2, 2), (40, 2, 4)]
+)
 def test_intervals_cover_disclosure_for_the_same_training_size(number, distance, classes):
     draw = torch.Generator().manual_seed(1)
-    found = [attribute_disclosure(*draw_speakers(draw, number, distance, classes), permutations=0) for _ in range(SETS)]
-    values, low, high = (torch.stack([getattr(each, key) for each in found]) for key in ("disclosure", "low", "high"))
+    found = [
+        attribute_disclosure(*draw_speakers(draw, number, distance, classes), permutations=0)
+        for _ in range(SETS)
+    ]
+    values, low, high = (
+        torch.stack([getattr(each, key) for each in found]) for key in ("disclosure", "low", "high")
+    )
     truth = values.mean()
     share = ((low <= truth) & (truth <= high)).double().mean().item()
-    print(f"\n{number} speakers, {classes} classes {distance} apart: {truth:.3f} bit, covered {share:.3f}")
+    print(
+        f"\n{number} speakers, {classes} classes {distance} apart: {truth:.3f} bit, covered"
+        f" {share:.3f}"
+    )
     assert 0.91 <= share <= 1
 
 

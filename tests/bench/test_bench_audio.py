@@ -22,7 +22,9 @@ def folder(tmp_path_factory):
     for number in range(UTTERANCES):
         path = place / f"p{number % 40}" / f"p{number % 40}_{number}.wav"
         path.parent.mkdir(exist_ok=True)
-        soundfile.write(path, 0.1 * draw.standard_normal(int(16000 * draw.uniform(1.5, 3.0))), 16000)
+        soundfile.write(
+            path, 0.1 * draw.standard_normal(int(16000 * draw.uniform(1.5, 3.0))), 16000
+        )
     return place
 
 
@@ -46,7 +48,11 @@ def processor_seconds(work, *args, **options):
 def test_two_thousand_utterances_cost_little_more_than_the_network(folder, tmp_path, monkeypatch):
     encoder, spectrograms = load_encoder("resemblyzer"), []
     run = encoder.embed_partials
-    monkeypatch.setattr(encoder, "embed_partials", lambda partials: (spectrograms.append(partials), run(partials))[1])
+    monkeypatch.setattr(
+        encoder,
+        "embed_partials",
+        lambda partials: (spectrograms.append(partials), run(partials))[1],
+    )
     embed_folder(folder, encoder)
     monkeypatch.undo()
 
@@ -55,7 +61,10 @@ def test_two_thousand_utterances_cost_little_more_than_the_network(folder, tmp_p
         for partials in spectrograms:
             encoder.embed_partials(partials)
 
-    turns = [(processor_seconds(run_network), processor_seconds(embed_folder, folder, encoder)) for _ in range(3)]
+    turns = [
+        (processor_seconds(run_network), processor_seconds(embed_folder, folder, encoder))
+        for _ in range(3)
+    ]
     theirs, ours = map(min, zip(*turns, strict=True))
     what = f"{UTTERANCES} utterances, {UTTERANCES / ours:.0f} a second of one core"
     assert report(what, ours, "the network", theirs) <= 1.3
@@ -76,5 +85,8 @@ embed_recordings(items[:300], encoder)
 """
     megabytes = peak_megabytes(setup, "embed_recordings(items[300:], encoder)")
     audio = 4 * 16000 * 2.25 * (UTTERANCES - 300) / 2**20
-    print(f"\nmemory at its peak, 1,700 recordings after 300: {megabytes:.0f} MB more, of {audio:.0f} MB of speech")
+    print(
+        f"\nmemory at its peak, 1,700 recordings after 300: {megabytes:.0f} MB more, of {audio:.0f}"
+        " MB of speech"
+    )
     assert megabytes < 0.5 * audio  # what it would hold otherwise

@@ -1,4 +1,5 @@
-"""A bound, on paper, of the time of ``update`` and ``compute`` on GPUs: launches, arithmetic, memory and syncs.
+"""A bound, on paper, of the time of ``update`` and ``compute`` on GPUs: launches, arithmetic,
+memory and syncs.
 
 No GPU is needed: operations are counted as a GPU would get them, and multiplied by published peaks.
 """
@@ -15,8 +16,12 @@ import vpmetrics as vp
 pytestmark = pytest.mark.bench
 
 EMBEDDING_METRICS = {
-    "VoicePrivacy(attacks=None, conversations=0)": lambda: vp.VoicePrivacy(attacks=None, conversations=0, **QUIET),
-    "the same with intervals": lambda: vp.VoicePrivacy(attacks=None, conversations=0, intervals=0.95, **QUIET),
+    "VoicePrivacy(attacks=None, conversations=0)": lambda: vp.VoicePrivacy(
+        attacks=None, conversations=0, **QUIET
+    ),
+    "the same with intervals": lambda: vp.VoicePrivacy(
+        attacks=None, conversations=0, intervals=0.95, **QUIET
+    ),
     "VoicePrivacy()": lambda: vp.VoicePrivacy(**QUIET),
     "VoiceSimilarityMatrix": lambda: vp.VoiceSimilarityMatrix(**QUIET),
     "DeIdentification": lambda: vp.DeIdentification(**QUIET),
@@ -27,13 +32,26 @@ EMBEDDING_METRICS = {
     "SinglingOut": lambda: vp.SinglingOut((20,), **QUIET),
     "StrongestAttack": lambda: vp.StrongestAttack(**QUIET),
 }
-SCORE_METRICS = (vp.ZebraDisclosure, vp.MinCllr, vp.Cllr, vp.EqualErrorRate, vp.Linkability, vp.TPRAtFPR)
+SCORE_METRICS = (
+    vp.ZebraDisclosure,
+    vp.MinCllr,
+    vp.Cllr,
+    vp.EqualErrorRate,
+    vp.Linkability,
+    vp.TPRAtFPR,
+)
 QUIET = {"validate_args": False}
 COLUMNS = ("launches", "linalg", "syncs", "MB", "GFLOP", *(f"{gpu}, ms" for gpu in GPUS))
 
 
 def row_of(counts):
-    numbers = [counts.launches, counts.linalg, counts.syncs, counts.bytes_moved / 1e6, counts.flops / 1e9]
+    numbers = [
+        counts.launches,
+        counts.linalg,
+        counts.syncs,
+        counts.bytes_moved / 1e6,
+        counts.flops / 1e9,
+    ]
     cells = [f"{number:.0f}" for number in numbers[:4]] + [f"{numbers[4]:.2f}"]
     for gpu in GPUS:
         low, high = (1e3 * seconds for seconds in counts.seconds(gpu))

@@ -1,4 +1,6 @@
-"""How often a budget is kept for those nobody measured, by estimates and by the upper ends of their intervals."""
+"""How often a budget is kept for those nobody measured, by estimates and by the upper ends of their
+intervals.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from vpmetrics.suite import VoicePrivacy
 
 pytestmark = pytest.mark.bench
 
-SHARES = torch.linspace(0.4, 0.08, 17).tolist()  # of the voice that is left, epoch by epoch; the more, the more useful
+# of the voice that is left, epoch by epoch; the more, the more useful
+SHARES = torch.linspace(0.4, 0.08, 17).tolist()
 BUDGET, TRAININGS, SPEAKERS, EACH, WIDTH = 0.1, 300, 30, 4, 32
 
 
@@ -17,7 +20,10 @@ def estimates(generator, speakers, intervals=None):
     names = torch.arange(speakers).repeat_interleave(EACH)
     voices = torch.randn(speakers, WIDTH, generator=generator)[names]
     original = voices + torch.randn(len(names), WIDTH, generator=generator)
-    metric, found = VoicePrivacy(attacks=None, metrics=["op_d_ece"], intervals=intervals, validate_args=False), []
+    metric, found = (
+        VoicePrivacy(attacks=None, metrics=["op_d_ece"], intervals=intervals, validate_args=False),
+        [],
+    )
     for share in SHARES:
         protected = share * voices + torch.randn(len(names), WIDTH, generator=generator)
         metric.reset()
@@ -37,6 +43,11 @@ def test_selected_models_exceed_the_budget_rarely():
             if eligible:
                 epochs.append(max(eligible, key=SHARES.__getitem__))
         over[rule] = sum(truth[epoch] > BUDGET for epoch in epochs) / len(epochs)
-        mean, share = (sum(values[epoch] for epoch in epochs) / len(epochs) for values in (truth, SHARES))
-        print(f"\nby {rule}: {over[rule]:.1%} over the budget of {BUDGET}; truly {mean:.3f} bit, {share:.2f} useful")
+        mean, share = (
+            sum(values[epoch] for epoch in epochs) / len(epochs) for values in (truth, SHARES)
+        )
+        print(
+            f"\nby {rule}: {over[rule]:.1%} over the budget of {BUDGET}; truly {mean:.3f} bit,"
+            f" {share:.2f} useful"
+        )
     assert over["its upper end"] <= 0.05 < over["the estimate"]

@@ -1,4 +1,6 @@
-"""Identification at scale compared with the bare matrix products and with the package of the rates' authors."""
+"""Identification at scale compared with the bare matrix products and with the package of the rates'
+authors.
+"""
 
 import time
 
@@ -34,7 +36,9 @@ def test_twenty_thousand_people_cost_at_most_two_products():
         for part in rows[~is_reference].split(64):
             part @ rows[is_reference].T
 
-    assert ratio("20000 people x 5", lambda: afresh(metric), "the products", products, repeat=2) <= 2
+    assert (
+        ratio("20000 people x 5", lambda: afresh(metric), "the products", products, repeat=2) <= 2
+    )
 
 
 def test_five_thousand_people_cost_no_more_than_the_peer_needs():
@@ -42,7 +46,9 @@ def test_five_thousand_people_cost_no_more_than_the_peer_needs():
     rows, speakers = voices(number, EACH)
 
     def ours(metric):
-        metric.update(protected=rows, speakers=speakers, is_reference=torch.arange(len(rows)) % EACH < 3)
+        metric.update(
+            protected=rows, speakers=speakers, is_reference=torch.arange(len(rows)) % EACH < 3
+        )
         return metric.compute()
 
     embeddings = dict(enumerate(rows.double().numpy()))
@@ -51,26 +57,40 @@ def test_five_thousand_people_cost_no_more_than_the_peer_needs():
 
     def peer_rate():
         models = legal_eval.build_speaker_embeddings(known, embeddings)
-        probes = {utterance: embeddings[utterance] for mine in others.values() for utterance in mine}
+        probes = {
+            utterance: embeddings[utterance] for mine in others.values() for utterance in mine
+        }
         matrix = legal_eval.cosine_score_matrix(models, probes)
         whose = [n for n, mine in others.items() for _ in mine]
         beaters = metrics.count_beaters(matrix, whose)
         for size in SIZES:
-            legal_eval.linkability(matrix, size, test_speakers=whose, estimator="exact", beaters=beaters)
+            legal_eval.linkability(
+                matrix, size, test_speakers=whose, estimator="exact", beaters=beaters
+            )
 
     def peer_singling_out():
         models = legal_eval.build_speaker_embeddings(known, embeddings)
-        scores = metrics.score_conversations(models, legal_eval.build_conversations(others, embeddings, 1))
+        scores = metrics.score_conversations(
+            models, legal_eval.build_conversations(others, embeddings, 1)
+        )
         for size in SIZES:
             metrics.singling_out(scores, size)
 
-    for metric, peer in ((ReidentificationRate(SIZES), peer_rate), (SinglingOut(SIZES), peer_singling_out)):
+    for metric, peer in (
+        (ReidentificationRate(SIZES), peer_rate),
+        (SinglingOut(SIZES), peer_singling_out),
+    ):
         times = [time.perf_counter()]
         for run in (peer, lambda metric=metric: ours(metric)):
             run()
             times.append(time.perf_counter())
         seconds = times[2] - times[1], times[1] - times[0]
-        assert report(f"{type(metric).__name__}, {number} people", seconds[0], "the peer's", seconds[1]) <= 1
+        assert (
+            report(
+                f"{type(metric).__name__}, {number} people", seconds[0], "the peer's", seconds[1]
+            )
+            <= 1
+        )
 
 
 @pytest.mark.parametrize("metric", ["ReidentificationRate", "SinglingOut"])
@@ -87,9 +107,15 @@ warm = {metric}((20,))
 warm.update(protected=rows[:200], speakers=speakers[:200])
 warm.compute()
 """
-        work = f"one = {metric}((20, 1000)); one.update(protected=rows, speakers=speakers); one.compute()"
+        work = (
+            f"one = {metric}((20, 1000)); one.update(protected=rows, speakers=speakers);"
+            " one.compute()"
+        )
         used[number] = peak_megabytes(setup, work)
-    print(f"\n{metric}: " + ", ".join(f"{number} people x 5: +{size:.0f} MB" for number, size in used.items()))
+    print(
+        f"\n{metric}: "
+        + ", ".join(f"{number} people x 5: +{size:.0f} MB" for number, size in used.items())
+    )
     assert used[5000] < 250
     assert used[5000] < 2.3 * used[2500] + 20
 
@@ -114,4 +140,6 @@ def test_identification_costs_little_more_than_the_products():
     seconds = in_turns(runs, repeat=3)
     for name in list(runs)[1:]:
         # A cross-fitted slope takes a pass of its own.
-        assert report(name, seconds[name], "bare products", seconds["bare products"]) <= (4 if "fitted" in name else 2)
+        assert report(name, seconds[name], "bare products", seconds["bare products"]) <= (
+            4 if "fitted" in name else 2
+        )

@@ -1,4 +1,6 @@
-"""What a monitor adds to a validation, beside the metric and with its figures; memory over a long training."""
+"""What a monitor adds to a validation, beside the metric and with its figures; memory over a long
+training.
+"""
 
 import pytest
 import pytorch_lightning as pl
@@ -20,11 +22,17 @@ def test_overhead_of_a_validation_with_monitor(speakers, each, attacks, tmp_path
     columns, epochs = people(number=speakers, each=each, width=192, dtype=torch.float32), 6
     monitor = PrivacyMonitor(suite=VoicePrivacy(attacks=attacks), figures_every_n_epochs=1)
     options = {"logger": tensorboard(pl, tmp_path), "profiler": "simple"}
-    trainer = fit(pl, [monitor], anonymiser(pl), DataLoader(TensorDataset(*columns), 128), epochs, **options)
+    trainer = fit(
+        pl, [monitor], anonymiser(pl), DataLoader(TensorDataset(*columns), 128), epochs, **options
+    )
 
     def spent(action):
         durations = trainer.profiler.recorded_durations
-        return next(values for name, values in durations.items() if "PrivacyMonitor" in name and name.endswith(action))
+        return next(
+            values
+            for name, values in durations.items()
+            if "PrivacyMonitor" in name and name.endswith(action)
+        )
 
     compute, figures = spent("PrivacyMonitor.compute"), spent("PrivacyMonitor.figures")
     ends = spent("on_validation_epoch_end")[-epochs:]  # the sanity check is before
@@ -36,7 +44,12 @@ def test_overhead_of_a_validation_with_monitor(speakers, each, attacks, tmp_path
     for name, (first, *rest) in {"compute": compute, "figures": figures}.items():
         print(f"\n{label}: {name} {min(rest):.3f} s (first {first:.3f})", end="")
         assert first < 1.5 * max(rest)  # the first epoch takes no longer than others
-    report(f"{label}: monitor without figures", min(compute[1:]) + hooks / epochs, "the suite alone", alone)
+    report(
+        f"{label}: monitor without figures",
+        min(compute[1:]) + hooks / epochs,
+        "the suite alone",
+        alone,
+    )
 
 
 @pytest.mark.parametrize("attacks", [None, "standard"])
@@ -45,7 +58,16 @@ def test_a_choice_of_scalars_saves_time(name, attacks):
     some, every = VoicePrivacy(attacks=attacks, metrics=[name]), VoicePrivacy(attacks=attacks)
     for suite in (some, every):
         suite.update(*people(number=40, each=50, width=192, dtype=torch.float32))
-    assert ratio(f"{name}, attacks {attacks}", lambda: afresh(some), "all", lambda: afresh(every), repeat=3) < 0.7
+    assert (
+        ratio(
+            f"{name}, attacks {attacks}",
+            lambda: afresh(some),
+            "all",
+            lambda: afresh(every),
+            repeat=3,
+        )
+        < 0.7
+    )
 
 
 TRAINING = """
@@ -62,14 +84,20 @@ class Watch(pl.Callback):
 
 warnings.simplefilter("ignore")
 with tempfile.TemporaryDirectory() as folder:
-    callbacks = [PrivacyMonitor(figures_every_n_epochs=5), PrivacyCheckpoint(dirpath=folder), Watch()]
-    fit(pl, callbacks, anonymiser(pl), loader(32, speakers=8), epochs=200, logger=tensorboard(pl, folder))
+    monitor = PrivacyMonitor(figures_every_n_epochs=5)
+    callbacks = [monitor, PrivacyCheckpoint(dirpath=folder), Watch()]
+    logger = tensorboard(pl, folder)
+    fit(pl, callbacks, anonymiser(pl), loader(32, speakers=8), epochs=200, logger=logger)
 """
 
 
 def test_memory_is_flat_over_two_hundred_epochs_with_figures_and_attacks():
-    megabytes = [float(line) for line in run_script(TRAINING).split("\n") if line.replace(".", "").isdigit()]
-    print("\nresident after 20, 60, 100, 140, 200 epochs, MB:", *(round(each) for each in megabytes))
+    megabytes = [
+        float(line) for line in run_script(TRAINING).split("\n") if line.replace(".", "").isdigit()
+    ]
+    print(
+        "\nresident after 20, 60, 100, 140, 200 epochs, MB:", *(round(each) for each in megabytes)
+    )
     assert len(megabytes) == 5
     # 36 sets of figures, 2 MB of pixels each figure, are not among what stays.
     assert megabytes[-1] - megabytes[0] < 25

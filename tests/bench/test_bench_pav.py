@@ -1,4 +1,5 @@
-"""Exact PAV and its smooth surrogate against packages people use today and against the physical limit, a sort.
+"""Exact PAV and its smooth surrogate against packages people use today and against the physical
+limit, a sort.
 
 ``pip install lir scikit-learn`` first.
 """
@@ -13,7 +14,13 @@ from torchmetrics.functional.classification import binary_eer
 
 from bench.timing import in_turns, ratio, report, simd_level
 from vpmetrics import MinCllr, ZebraDisclosure
-from vpmetrics.functional import equal_error_rate, isotonic_regression, min_cllr, pav_llr, zebra_disclosure
+from vpmetrics.functional import (
+    equal_error_rate,
+    isotonic_regression,
+    min_cllr,
+    pav_llr,
+    zebra_disclosure,
+)
 
 pytestmark = pytest.mark.bench
 
@@ -39,8 +46,14 @@ def test_cost_of_pav_on_ten_million_trials(dtype, most):
         },
         repeat=3,
     )
-    for name, times_of_sort in (("min_cllr", most), ("zebra_disclosure", most), ("pav_llr", 2 * most)):
-        assert report(name, seconds[name], "NumPy stable argsort + SciPy", seconds["peer"]) <= 1 / 6, name
+    for name, times_of_sort in (
+        ("min_cllr", most),
+        ("zebra_disclosure", most),
+        ("pav_llr", 2 * most),
+    ):
+        assert (
+            report(name, seconds[name], "NumPy stable argsort + SciPy", seconds["peer"]) <= 1 / 6
+        ), name
         ratio_to_sort = report(f"{name}, {dtype}", seconds[name], "numpy.sort", seconds["sort"])
         if simd_level() == "AVX512":  # without it NumPy's sort is slower, and the ratio lower
             assert ratio_to_sort <= times_of_sort, name
@@ -49,8 +62,12 @@ def test_cost_of_pav_on_ten_million_trials(dtype, most):
 def test_adversarial_input_costs_no_more_than_random():
     ramp = torch.arange(1_000_000, dtype=torch.float64)
     inputs = {
-        "random": torch.rand(len(ramp), dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
-        "one late drop, which pooling of runs takes a round per element for": torch.cat([ramp[1:], ramp[:1]]),
+        "random": torch.rand(
+            len(ramp), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        ),
+        "one late drop, which pooling of runs takes a round per element for": torch.cat(
+            [ramp[1:], ramp[:1]]
+        ),
         "a staircase of such drops": (ramp % 1000).where(ramp % 1000 != 999, -ramp),
         "reversed": ramp.flip(0),
         "sorted": ramp,
@@ -68,9 +85,14 @@ def test_update_against_torchmetrics():
             metric.update(preds, target.long())
         metric.reset()
 
-    ours, theirs = ZebraDisclosure(validate_args=False), BinaryROC(thresholds=None, validate_args=False)
+    ours, theirs = (
+        ZebraDisclosure(validate_args=False),
+        BinaryROC(thresholds=None, validate_args=False),
+    )
     binned = MinCllr(thresholds=4096, validate_args=False)
-    seconds = in_turns({"ours": lambda: run(ours), "binned": lambda: run(binned), "theirs": lambda: run(theirs)})
+    seconds = in_turns(
+        {"ours": lambda: run(ours), "binned": lambda: run(binned), "theirs": lambda: run(theirs)}
+    )
     report("update into 4096 bins", seconds["binned"], "BinaryROC.update", seconds["theirs"])
     assert report("update", seconds["ours"], "BinaryROC.update", seconds["theirs"]) <= 1.5
 
@@ -84,8 +106,19 @@ def million():
 
 def test_minimum_cllr_against_lir(million):
     lir, metrics = pytest.importorskip("lir"), pytest.importorskip("lir.metrics")
-    data = lir.data.models.LLRData(features=million[0].numpy(), labels=million[1].numpy().astype(int))
-    assert ratio("min_cllr", lambda: min_cllr(*million), "lir.metrics.cllr_min", lambda: metrics.cllr_min(data), 3) < 1
+    data = lir.data.models.LLRData(
+        features=million[0].numpy(), labels=million[1].numpy().astype(int)
+    )
+    assert (
+        ratio(
+            "min_cllr",
+            lambda: min_cllr(*million),
+            "lir.metrics.cllr_min",
+            lambda: metrics.cllr_min(data),
+            3,
+        )
+        < 1
+    )
     assert min_cllr(*million).item() == pytest.approx(float(metrics.cllr_min(data)), abs=1e-6)
 
 
@@ -105,8 +138,18 @@ def test_equal_error_rate_against_torchmetrics(million):
     def peer():
         return binary_eer(preds, target.long())
 
-    assert ratio("equal_error_rate", lambda: equal_error_rate(*million), "torchmetrics binary_eer", peer, 3) < 1
-    # The convex hull never lies above a sampled operating point, and a million trials sample it finely.
+    assert (
+        ratio(
+            "equal_error_rate",
+            lambda: equal_error_rate(*million),
+            "torchmetrics binary_eer",
+            peer,
+            3,
+        )
+        < 1
+    )
+    # The convex hull never lies above a sampled operating point, and a million trials sample it
+    # finely.
     assert equal_error_rate(*million).item() == pytest.approx(peer().item(), abs=1e-3)
 
 
@@ -119,4 +162,13 @@ def test_surrogate_with_gradient_takes_no_longer_than_a_sort(bandwidth):
         preds.grad = None
         min_cllr(preds, target, bandwidth, validate_args=False).backward()
 
-    assert ratio(f"bandwidth {bandwidth}", surrogate, "a sort", lambda: torch.sort(preds.detach()), repeat=9) <= 1
+    assert (
+        ratio(
+            f"bandwidth {bandwidth}",
+            surrogate,
+            "a sort",
+            lambda: torch.sort(preds.detach()),
+            repeat=9,
+        )
+        <= 1
+    )

@@ -50,11 +50,18 @@ def cost_in_products(speakers, each, attacks=None, repeat=5):
                 for right in b.split(2000):
                     left @ right.T
 
-    return ratio(f"{speakers * each} utterances", lambda: afresh(metric), "three bare products", products, repeat)
+    return ratio(
+        f"{speakers * each} utterances",
+        lambda: afresh(metric),
+        "three bare products",
+        products,
+        repeat,
+    )
 
 
 @pytest.mark.parametrize(
-    ("speakers", "each", "most", "repeat"), [(40, 10, 120, 5), (40, 50, 20, 5), (40, 52, 20, 5), (400, 50, 3, 1)]
+    ("speakers", "each", "most", "repeat"),
+    [(40, 10, 120, 5), (40, 50, 20, 5), (40, 52, 20, 5), (400, 50, 3, 1)],
 )
 def test_cost_without_attacks(speakers, each, most, repeat):
     assert cost_in_products(speakers, each, repeat=repeat) <= most
@@ -70,12 +77,18 @@ def test_report_computes_nothing_twice():
 
 
 def test_cost_is_continuous_where_binning_begins():
-    (few, _), (many, _) = prepared(40, 51, None), prepared(40, 52, None)  # up to 2048 utterances none do
-    assert 0.6 <= ratio("2040 utterances", lambda: afresh(few), "2080 utterances", lambda: afresh(many)) <= 1.6
+    # up to 2048 utterances none do
+    (few, _), (many, _) = prepared(40, 51, None), prepared(40, 52, None)
+    assert (
+        0.6
+        <= ratio("2040 utterances", lambda: afresh(few), "2080 utterances", lambda: afresh(many))
+        <= 1.6
+    )
 
 
 @pytest.mark.parametrize(
-    ("speakers", "each", "most"), [(40, 10, 7), (40, 25, 5), (40, 50, 3), (80, 50, 2.5), (400, 50, 1.5)]
+    ("speakers", "each", "most"),
+    [(40, 10, 7), (40, 25, 5), (40, 50, 3), (80, 50, 2.5), (400, 50, 1.5)],
 )
 def test_cost_of_attacks_and_intervals_is_bounded(speakers, each, most):
     repeat = 1 if speakers > 80 else 3
@@ -83,10 +96,16 @@ def test_cost_of_attacks_and_intervals_is_bounded(speakers, each, most):
     assert cost(speakers, each, ("standard", 0.95), ("standard", None), repeat) <= 1.5
 
 
-@pytest.mark.parametrize(("speakers", "each", "most"), [(40, 10, 3.5), (40, 50, 2.5), (400, 50, 1.3)])
+@pytest.mark.parametrize(
+    ("speakers", "each", "most"), [(40, 10, 3.5), (40, 50, 2.5), (400, 50, 1.3)]
+)
 def test_cost_of_intervals_without_attacks(speakers, each, most):
-    """They cost next to nothing where sets are large; in small ones PAV without every speaker dominates."""
-    assert cost(speakers, each, (None, 0.95), (None, None), repeat=1 if speakers > 40 else 3) <= most
+    """They cost next to nothing where sets are large; in small ones PAV without every speaker
+    dominates.
+    """
+    assert (
+        cost(speakers, each, (None, 0.95), (None, None), repeat=1 if speakers > 40 else 3) <= most
+    )
 
 
 def test_cost_of_a_thousand_speakers():
@@ -100,9 +119,15 @@ def test_cost_grows_with_pairs_and_memory_with_utterances():
     per_pair, memory = [], []
     for speakers in (125, 250, 500, 1000):
         metric, rows = prepared(speakers, 20)
-        per_pair.append(in_turns({"": lambda metric=metric: afresh(metric)}, repeat=1)[""] / (2 * len(rows[0]) ** 2))
+        per_pair.append(
+            in_turns({"": lambda metric=metric: afresh(metric)}, repeat=1)[""]
+            / (2 * len(rows[0]) ** 2)
+        )
         memory.append(peak(speakers))
-        print(f"\n{20 * speakers:6d} utterances: {1e9 * per_pair[-1]:.2f} ns per pair, {memory[-1]:.0f} MB")
+        print(
+            f"\n{20 * speakers:6d} utterances: {1e9 * per_pair[-1]:.2f} ns per pair,"
+            f" {memory[-1]:.0f} MB"
+        )
     # What does not depend on the number of pairs weighs less and less.
     assert per_pair[-1] < per_pair[0]
     # Sixty-four times the pairs; blocks and the matrices of speakers are all that may grow.
@@ -111,7 +136,9 @@ def test_cost_grows_with_pairs_and_memory_with_utterances():
 
 def _time_compute(rank, world, folder):
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world
+    )
     metric, rows = prepared(400, 25, None)
     metric.reset()
     metric.update(*(column[rank::world] for column in rows))
@@ -122,7 +149,9 @@ def _time_compute(rank, world, folder):
 
 
 def test_two_processes_share_the_work(tmp_path):
-    """Ten thousand utterances, each process with one thread; gathering and what is computed twice are the rest."""
+    """Ten thousand utterances, each process with one thread; gathering and what is computed twice
+    are the rest.
+    """
     for world in (1, 2):
         run(_time_compute, world, tmp_path)
     one, two = (float((tmp_path / name).read_text()) for name in ("1-0", "2-0"))

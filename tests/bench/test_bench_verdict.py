@@ -1,4 +1,5 @@
-"""The verdict on simulated systems: leaking ones are not called low, private ones raise no alarm; and what it costs.
+"""The verdict on simulated systems: leaking ones are not called low, private ones raise no alarm;
+and what it costs.
 
 The tables with more systems are printed by ``verdict_systems.py``.
 """
@@ -8,7 +9,14 @@ import warnings
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from verdict_systems import GEOMETRIES, evaluate, leaking_systems, make_private, named_length, true_rate
+from verdict_systems import (
+    GEOMETRIES,
+    evaluate,
+    leaking_systems,
+    make_private,
+    named_length,
+    true_rate,
+)
 
 from vpmetrics import VoicePrivacy
 
@@ -34,7 +42,10 @@ def test_leaking_systems_are_not_called_low():
         original, names = GEOMETRIES[0].draw(30, 10, draw)
         headline = evaluate(original, protect(original, names, draw), names).headline
         if headline.level == "low":
-            assert true_rate(GEOMETRIES[0], protect, named_length(headline.verdict), SEED + index) <= 0.05, name
+            assert (
+                true_rate(GEOMETRIES[0], protect, named_length(headline.verdict), SEED + index)
+                <= 0.05
+            ), name
 
 
 @pytest.mark.parametrize(("speakers", "utterances"), [(6, 10), (12, 5), (30, 3), (30, 10)])
@@ -45,7 +56,9 @@ def test_private_systems_raise_no_alarm(speakers, utterances):
         original, names = GEOMETRIES[0].draw(speakers, utterances, draw)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            headline = evaluate(original, make_private("noise")(original, names, draw), names).headline
+            headline = evaluate(
+                original, make_private("noise")(original, names, draw), names
+            ).headline
         alarms += headline.level in ("moderate", "high")
     assert alarms <= 1
 

@@ -1,4 +1,6 @@
-"""Best of a few runs, memory at its peak, and a line per comparison: a ratio, never seconds alone."""
+"""Best of a few runs, memory at its peak, and a line per comparison: a ratio, never seconds
+alone.
+"""
 
 import subprocess
 import sys
@@ -9,7 +11,9 @@ import torch
 
 
 def in_turns(functions, repeat=5):
-    """Least seconds of each after one call that warms up, in turns, so that a busy moment hits all alike."""
+    """Least seconds of each after one call that warms up, in turns, so that a busy moment hits all
+    alike.
+    """
     seconds = {name: [] for name in functions}
     for turn in range(repeat + 1):
         for name, function in functions.items():
@@ -21,7 +25,9 @@ def in_turns(functions, repeat=5):
 
 
 def afresh(metric):
-    """What ``compute`` returns, by a copy that remembers no result: neither its own nor one of the same data before."""
+    """What ``compute`` returns, by a copy that remembers no result: neither its own nor one of the
+    same data before.
+    """
     copy = metric.clone()
     copy._computed = None
     return copy.compute()
@@ -34,7 +40,9 @@ def simd_level():
 
 def report(what, ours, peer, theirs):
     """Print a comparison and return how many times the peer's time ours is."""
-    print(f"\n[{simd_level()}] {what}: {ours:.4g} s = {ours / theirs:.3f} x {peer} ({theirs:.4g} s)")
+    print(
+        f"\n[{simd_level()}] {what}: {ours:.4g} s = {ours / theirs:.3f} x {peer} ({theirs:.4g} s)"
+    )
     return ours / theirs
 
 
@@ -45,7 +53,9 @@ def ratio(what, ours, peer, theirs, repeat=5):
 
 
 def run_script(script):
-    """Return what a fresh process prints, which has the modules of the tests and ``megabytes`` of its own memory."""
+    """Return what a fresh process prints, which has the modules of the tests and ``megabytes`` of
+    its own memory.
+    """
     start = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
@@ -53,10 +63,14 @@ def megabytes(field):
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(field)) / 1024
 """
-    return subprocess.run([sys.executable, "-c", start + script], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", start + script], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def peak_megabytes(setup, work):
-    """By how much the peak memory of a fresh process grows while it does ``work`` after ``setup``."""
+    """By how much the peak memory of a fresh process grows while it does ``work`` after
+    ``setup``.
+    """
     script = f'{setup}\nbefore = megabytes("VmHWM")\n{work}\nprint(megabytes("VmHWM") - before)'
     return float(run_script(script).split()[-1])

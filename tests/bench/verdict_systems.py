@@ -1,7 +1,8 @@
-"""Systems that leak, systems that are private and absurd ones, and how often the verdict is right about them.
+"""Systems that leak, systems that are private and absurd ones, and how often the verdict is right
+about them.
 
-Run as ``python tests/bench/verdict_systems.py safety|small|private|absurd|coverage [number] [first seed]``; each prints
-a table.
+Run as ``python tests/bench/verdict_systems.py safety|small|private|absurd|coverage [number] [first
+seed]``; each prints a table.
 """
 
 from __future__ import annotations
@@ -24,20 +25,26 @@ FRESH_SPEAKERS, ENROLLED = 1000, 10
 
 
 class Geometry(NamedTuple):
-    """How original voices are drawn: ``(speakers, utterances, generator) -> embeddings, speakers``."""
+    """How original voices are drawn: ``(speakers, utterances, generator) -> embeddings,
+    speakers``.
+    """
 
     name: str
     draw: Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
 
 
-def isotropic(speakers: int, utterances: int, draw: torch.Generator, width: int = 192) -> tuple[Tensor, Tensor]:
+def isotropic(
+    speakers: int, utterances: int, draw: torch.Generator, width: int = 192
+) -> tuple[Tensor, Tensor]:
     """Voices and utterances vary alike in all directions."""
     names = torch.arange(speakers).repeat_interleave(utterances)
     voices = torch.randn(speakers, width, generator=draw)[names]
     return voices + torch.randn(len(names), width, generator=draw), names
 
 
-def anisotropic(speakers: int, utterances: int, draw: torch.Generator, width: int = 512) -> tuple[Tensor, Tensor]:
+def anisotropic(
+    speakers: int, utterances: int, draw: torch.Generator, width: int = 512
+) -> tuple[Tensor, Tensor]:
     """Few directions matter, and one vector dominates all embeddings."""
     names = torch.arange(speakers).repeat_interleave(utterances)
     fall = 0.98 ** torch.arange(width)
@@ -47,8 +54,12 @@ def anisotropic(speakers: int, utterances: int, draw: torch.Generator, width: in
     return voices + within + common, names
 
 
-def positive(speakers: int, utterances: int, draw: torch.Generator, width: int = 256) -> tuple[Tensor, Tensor]:
-    """Embeddings of unit length without negative entries, as of networks that end in a rectifier."""
+def positive(
+    speakers: int, utterances: int, draw: torch.Generator, width: int = 256
+) -> tuple[Tensor, Tensor]:
+    """Embeddings of unit length without negative entries, as of networks that end in a
+    rectifier.
+    """
     embeddings, names = isotropic(speakers, utterances, draw, width)
     return normalize(embeddings.relu(), dim=1), names
 
@@ -86,7 +97,9 @@ def leave_utterances(every: int) -> Callable[[Tensor, Tensor, torch.Generator], 
 
 
 def leave_speakers(every: int) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
-    """Return a system that releases all speech of one speaker in so many as it is, and else noise."""
+    """Return a system that releases all speech of one speaker in so many as it is, and else
+    noise.
+    """
 
     def protect(original: Tensor, names: Tensor, draw: torch.Generator) -> Tensor:
         is_left = names % every == 0
@@ -99,7 +112,9 @@ def rotate_and_add_noise(deviations: float) -> Callable[[Tensor, Tensor, torch.G
     """Return a system that rotates embeddings and adds noise."""
 
     def protect(original: Tensor, names: Tensor, draw: torch.Generator) -> Tensor:
-        rotation = torch.linalg.qr(torch.randn(2 * (original.shape[1],), generator=torch.Generator().manual_seed(9)))[0]
+        rotation = torch.linalg.qr(
+            torch.randn(2 * (original.shape[1],), generator=torch.Generator().manual_seed(9))
+        )[0]
         return add_noise(deviations)(original @ rotation, names, draw)
 
     return protect
@@ -110,13 +125,17 @@ def make_private(kind: str) -> Callable[[Tensor, Tensor, torch.Generator], Tenso
 
     def protect(original: Tensor, names: Tensor, draw: torch.Generator) -> Tensor:  # noqa: ARG001
         if kind == "one voice":
-            return original[:1] + 0.3 * original.std(0) * torch.randn(original.shape, generator=draw)
+            return original[:1] + 0.3 * original.std(0) * torch.randn(
+                original.shape, generator=draw
+            )
         return noise_like(original, draw)
 
     return protect
 
 
-def leaking_systems(seed: int) -> Iterator[tuple[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]]]:
+def leaking_systems(
+    seed: int,
+) -> Iterator[tuple[str, Callable[[Tensor, Tensor, torch.Generator], Tensor]]]:
     """Yield leaking systems, with strengths that follow from the seed."""
     draw = torch.Generator().manual_seed(seed)
     while True:
@@ -138,12 +157,16 @@ def evaluate(original: Tensor, protected: Tensor, names: Tensor, **columns: Tens
 
 
 def true_rate(
-    geometry: Geometry, protect: Callable[[Tensor, Tensor, torch.Generator], Tensor], length: int, seed: int
+    geometry: Geometry,
+    protect: Callable[[Tensor, Tensor, torch.Generator], Tensor],
+    length: int,
+    seed: int,
 ) -> float:
     """Return how often one of 100 people is found by ``length`` utterances, of fresh speakers.
 
-    The attacker has ten original utterances of each, and their own originals as they sound after protection without
-    noise: a least-squares map from protected to original speech of as many other people.
+    The attacker has ten original utterances of each, and their own originals as they sound after
+    protection without noise: a least-squares map from protected to original speech of as many other
+    people.
     """
     draw = torch.Generator().manual_seed(seed)
     original, names = geometry.draw(FRESH_SPEAKERS, ENROLLED + length, draw)
@@ -183,7 +206,9 @@ def run_safety(number: int, first_seed: int, geometry_of_all: Geometry | None = 
     systems = leaking_systems(first_seed)
     for index in range(number):
         name, protect = next(systems)
-        geometry = GEOMETRIES[index // 4 % len(GEOMETRIES)] if geometry_of_all is None else geometry_of_all
+        geometry = (
+            GEOMETRIES[index // 4 % len(GEOMETRIES)] if geometry_of_all is None else geometry_of_all
+        )
         draw = torch.Generator().manual_seed(1000 + first_seed + index)
         original, names = geometry.draw(30, 10, draw)
         report = evaluate(original, protect(original, names, draw), names)
@@ -209,7 +234,9 @@ def run_private(number: int, first_seed: int) -> None:
                 draw = torch.Generator().manual_seed(first_seed + index)
                 original, names = isotropic(speakers, utterances, draw, width=48)
                 kind = ("noise", "one voice")[index % 2]
-                headline = evaluate(original, make_private(kind)(original, names, draw), names).headline
+                headline = evaluate(
+                    original, make_private(kind)(original, names, draw), names
+                ).headline
                 verdicts[headline.level] += 1
                 verdicts["named"] += headline.is_speaker_exposed
             print(speakers, utterances, dict(verdicts), flush=True)
@@ -225,7 +252,9 @@ def run_absurd(number: int, first_seed: int) -> None:
         "one voice and noise": make_private("one voice"),
         "noise": make_private("noise"),
         "one voice per speaker": lambda original, names, draw: noise_like(original, draw)[names],
-        "one speaker left": lambda original, names, draw: leave_speakers(len(names))(original, names, draw),
+        "one speaker left": lambda original, names, draw: leave_speakers(len(names))(
+            original, names, draw
+        ),
     }
     for geometry in GEOMETRIES[1:]:
         for speakers in (6, 12, 30)[:number]:
@@ -258,12 +287,18 @@ def run_coverage(number: int, first_seed: int) -> None:
                 missed[f"{key} too low"] += float(values[f"{key}_high"]) < truth[key]
                 missed[f"{key} too high"] += float(values[f"{key}_low"]) > truth[key]
         print(
-            deviations, {key: round(value, 3) for key, value in truth.items()}, dict(missed), f"of {number}", flush=True
+            deviations,
+            {key: round(value, 3) for key, value in truth.items()},
+            dict(missed),
+            f"of {number}",
+            flush=True,
         )
 
 
 def run_safety_of_small_embeddings(number: int, first_seed: int) -> None:
-    """Print what :func:`run_safety` prints, of embeddings of 48 dimensions, which takes less time."""
+    """Print what :func:`run_safety` prints, of embeddings of 48 dimensions, which takes less
+    time.
+    """
     run_safety(number, first_seed, GEOMETRIES[0])
 
 

@@ -29,7 +29,8 @@ def assert_scalars(got, expected, atol=1e-6):
         if key.endswith("tag"):
             assert got[key] == "0ABCDEF"[int(value)], key
         elif key.endswith("worst_speaker"):
-            assert got[key] in (NAMES[int(value)], str(int(value))), key  # speakers may be numbered in a file
+            # speakers may be numbered in a file
+            assert got[key] in (NAMES[int(value)], str(int(value))), key
         elif math.isnan(float(value)):
             assert got[key] is None, key
         else:
@@ -41,7 +42,8 @@ def run(*arguments, expect=0):
 
 
 def results_of(path):
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # strict JSON has no NaN
+    # strict JSON has no NaN
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
 
 
 def systems_of(path):
@@ -53,13 +55,20 @@ def scalars_of(path, number=0):
 
 
 def write_npz(folder, voices):
-    np.savez(folder / "all.npz", emb_O=voices.original, anonymised=voices.protected["B2"], spk=voices.speakers)
+    np.savez(
+        folder / "all.npz",
+        emb_O=voices.original,
+        anonymised=voices.protected["B2"],
+        spk=voices.speakers,
+    )
     return [folder / "all.npz"]
 
 
 def write_utt2spk(folder, voices):
     pairs = zip(voices.utterances, voices.names, strict=True)
-    (folder / "utt2spk").write_text("".join(f"{utterance} {name}\n" for utterance, name in reversed(list(pairs))))
+    (folder / "utt2spk").write_text(
+        "".join(f"{utterance} {name}\n" for utterance, name in reversed(list(pairs)))
+    )
     return folder / "utt2spk"
 
 
@@ -68,14 +77,20 @@ def trials_of(voices, condition, system="B2"):
     sides = {"O": voices.original, "P": voices.protected[system]}
     scores = normalize(sides[condition[0]].double()) @ normalize(sides[condition[1]].double()).T
     count = len(scores)
-    pairs = [(i, j) for i in range(count) for j in range(count) if (i < j or (condition == "OP" and i != j))]
+    pairs = [
+        (i, j)
+        for i in range(count)
+        for j in range(count)
+        if (i < j or (condition == "OP" and i != j))
+    ]
     order = np.random.default_rng(0).permutation(len(pairs))
     return [(pairs[k][0], pairs[k][1], 8 * float(scores[pairs[k]])) for k in order]
 
 
 def write_scores(path, voices, trials, fourth=False):
     lines = [
-        f"{voices.utterances[i]} {voices.utterances[j]} {score!r} {label_of(voices, i, j) if fourth else ''}\n"
+        f"{voices.utterances[i]} {voices.utterances[j]} {score!r}"
+        f" {label_of(voices, i, j) if fourth else ''}\n"
         for i, j, score in trials
     ]
     with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
@@ -90,7 +105,9 @@ def label_of(voices, i, j):
 def write_key(path, voices):
     """A key of all pairs in an order of its own, so larger than any one set of scores."""
     names = voices.utterances
-    lines = (f"{names[i]}\t{names[j]}\t{label_of(voices, i, j)}\n" for j in range(60) for i in range(60))
+    lines = (
+        f"{names[i]}\t{names[j]}\t{label_of(voices, i, j)}\n" for j in range(60) for i in range(60)
+    )
     path.write_text("".join(lines))
     return path
 
@@ -99,15 +116,22 @@ def write_conditions(folder, voices):
     """Options for a key, and for score files of all conditions."""
     options = ["--key", write_key(folder / "key", voices)]
     for name in ("OO", "OP", "PP"):
-        options += [f"--{name.lower()}", write_scores(folder / name, voices, trials_of(voices, name))]
+        options += [
+            f"--{name.lower()}",
+            write_scores(folder / name, voices, trials_of(voices, name)),
+        ]
     return options
 
 
 def write_embeddings(path, speakers=10, each=4):
     draw = np.random.default_rng(0)
-    original = draw.normal(size=(speakers * each, 8)) + draw.normal(size=(speakers, 8)).repeat(each, 0)
+    original = draw.normal(size=(speakers * each, 8)) + draw.normal(size=(speakers, 8)).repeat(
+        each, 0
+    )
     protected = original + draw.normal(size=original.shape)
-    np.savez(path, original=original, protected=protected, speakers=np.arange(speakers).repeat(each))
+    np.savez(
+        path, original=original, protected=protected, speakers=np.arange(speakers).repeat(each)
+    )
     return path
 
 
@@ -120,7 +144,10 @@ def scored(distance=1.0):
 def tensors_of(voices, trials):
     rows, columns, scores = zip(*trials, strict=True)
     rows, columns = torch.tensor(rows), torch.tensor(columns)
-    return torch.tensor(scores, dtype=torch.float64), voices.speakers[rows] == voices.speakers[columns]
+    return (
+        torch.tensor(scores, dtype=torch.float64),
+        voices.speakers[rows] == voices.speakers[columns],
+    )
 
 
 class Page(HTMLParser):

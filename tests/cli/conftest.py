@@ -1,4 +1,6 @@
-"""What all tests of the command share: some of the bundled voices, the layout of a challenge, and its results."""
+"""What all tests of the command share: some of the bundled voices, the layout of a challenge, and
+its results.
+"""
 
 from types import SimpleNamespace
 
@@ -9,7 +11,9 @@ from cli.libri import CONDITIONS, expected_scores, write_libri_test
 from reference.verification import cllr, equal_error_rate, min_cllr
 
 from vpmetrics.data import demo_voices
-from vpmetrics.report.page import FIGURES  # by way of the page, which would else be imported with some figures only
+
+# by way of the page, which would else be imported with some figures only
+from vpmetrics.report.page import FIGURES
 
 SOME_FIGURES = {"deid_gvd", "ece_profile", "zoo", "utility", "people"}
 
@@ -18,7 +22,9 @@ SOME_FIGURES = {"deid_gvd", "ece_profile", "zoo", "utility", "people"}
 def voices():
     """Sixty utterances of six speakers, with names."""
     data = demo_voices()
-    rows = torch.cat([(data.speakers == speaker).nonzero()[:10, 0] for speaker in (1, 5, 9, 14, 20, 30)])
+    rows = torch.cat(
+        [(data.speakers == speaker).nonzero()[:10, 0] for speaker in (1, 5, 9, 14, 20, 30)]
+    )
     speakers = torch.arange(6).repeat_interleave(10)
     return SimpleNamespace(
         original=data.original[rows],
@@ -38,8 +44,15 @@ def libri(tmp_path_factory):
 def libri_measures(libri):
     """Measures of libri_test by sex and condition, in plain NumPy."""
     measures = {"eer": equal_error_rate, "min_cllr": min_cllr, "cllr": cllr}
-    trials = {(sex, condition): expected_scores(libri, sex, condition) for sex in "fm" for condition in CONDITIONS}
-    return {key: {name: measure(*values) for name, measure in measures.items()} for key, values in trials.items()}
+    trials = {
+        (sex, condition): expected_scores(libri, sex, condition)
+        for sex in "fm"
+        for condition in CONDITIONS
+    }
+    return {
+        key: {name: measure(*values) for name, measure in measures.items()}
+        for key, values in trials.items()
+    }
 
 
 def make_runner(command, tmp_path):
@@ -72,7 +85,9 @@ def evaluate_challenge(tmp_path):
 
 @pytest.fixture
 def assert_same_as_suite(evaluate, voices):
-    """Run ``vpmetrics evaluate`` without attacks, and compare every scalar with that of the suite."""
+    """Run ``vpmetrics evaluate`` without attacks, and compare every scalar with that of the
+    suite.
+    """
 
     def run_and_compare(*arguments):
         (system,) = evaluate(*arguments, "--no-attacks")
@@ -83,7 +98,9 @@ def assert_same_as_suite(evaluate, voices):
 
 @pytest.fixture(autouse=True)
 def some_figures(request, monkeypatch):
-    """Draw a few figures only, as all of them take most of the time of a report; ``all_figures`` draws them all."""
+    """Draw a few figures only, as all of them take most of the time of a report; ``all_figures``
+    draws them all.
+    """
     if "all_figures" not in request.fixturenames:
         kinds = tuple(kind for kind in FIGURES if kind.key in SOME_FIGURES)
         monkeypatch.setattr("vpmetrics.report.figures.FIGURES", kinds)

@@ -20,7 +20,9 @@ class Libri(NamedTuple):
 
 
 def write_libri_test(folder):
-    """438 enrolment utterances of 29 speakers, 734 and 762 trial utterances of 20 women and 20 men; binary archives."""
+    """438 enrolment utterances of 29 speakers, 734 and 762 trial utterances of 20 women and 20 men;
+    binary archives.
+    """
     draw = np.random.default_rng(0)
     speakers = {"f": [f"{1000 + k}" for k in range(20)], "m": [f"{2000 + k}" for k in range(20)]}
     enrolled_speakers = {"f": speakers["f"][:16], "m": speakers["m"][:13]}
@@ -29,19 +31,31 @@ def write_libri_test(folder):
     sets |= {"trials_f": (speakers["f"], 734), "trials_m": (speakers["m"], 762)}
     for name, (some, count) in sets.items():
         chapter = "134686" if name == "enrolls" else "134691"
-        utterances[name] = [f"{some[k % len(some)]}-{chapter}-{k // len(some):04d}" for k in range(count)]
+        utterances[name] = [
+            f"{some[k % len(some)]}-{chapter}-{k // len(some):04d}" for k in range(count)
+        ]
     voices = {speaker: draw.normal(size=32) for each in speakers.values() for speaker in each}
     everyone = [name for names in utterances.values() for name in names]
-    original = {u: (voices[u.split("-")[0]] + 1.5 * draw.normal(size=32)).astype("f") for u in everyone}
+    original = {
+        u: (voices[u.split("-")[0]] + 1.5 * draw.normal(size=32)).astype("f") for u in everyone
+    }
     protected = {u: (0.6 * original[u] + 1.2 * draw.normal(size=32)).astype("f") for u in everyone}
     for side, vectors in (("", original), ("_anon", protected)):
         for name in SETS:
             data = folder / f"libri_test_{name}{side}"
             data.mkdir(parents=True)
             order = draw.permutation(utterances[name]).tolist()  # no two files in the same order
-            kaldiio.save_ark(str(data / "xvector.ark"), {u: vectors[u] for u in order}, scp=str(data / "xvector.scp"))
+            kaldiio.save_ark(
+                str(data / "xvector.ark"),
+                {u: vectors[u] for u in order},
+                scp=str(data / "xvector.scp"),
+            )
     trials = {
-        sex: [(s, u, u.startswith(f"{s}-")) for s in enrolled_speakers[sex] for u in utterances[f"trials_{sex}"]]
+        sex: [
+            (s, u, u.startswith(f"{s}-"))
+            for s in enrolled_speakers[sex]
+            for u in utterances[f"trials_{sex}"]
+        ]
         for sex in "fm"
     }
     lines = {
@@ -51,14 +65,18 @@ def write_libri_test(folder):
         "weights": ["f 0.6", "m 0.4"],
     }
     for sex, rows in trials.items():
-        lines[f"trials_{sex}"] = [f"{s} {u} {'target' if same else 'nontarget'}" for s, u, same in rows]
+        lines[f"trials_{sex}"] = [
+            f"{s} {u} {'target' if same else 'nontarget'}" for s, u, same in rows
+        ]
     for name, rows in lines.items():
         (folder / name).write_text("".join(f"{row}\n" for row in rows))
     return Libri(folder, utterances["enrolls"], {"": original, "_anon": protected}, trials)
 
 
 def expected_scores(libri, sex, condition):
-    """Cosines of the mean of a speaker's enrolment utterances with each trial utterance, in plain NumPy."""
+    """Cosines of the mean of a speaker's enrolment utterances with each trial utterance, in plain
+    NumPy.
+    """
     enrol, probe = (libri.vectors[side] for side in CONDITIONS[condition])
     means = {}
     for speaker in sorted({s for s, _, _ in libri.trials[sex]}):

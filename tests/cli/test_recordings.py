@@ -14,7 +14,9 @@ RATE = 16000
 
 
 def write_voices(folder, end, pitch):
-    """Four recordings of each of four speakers: harmonics of a pitch under noise, half a second each."""
+    """Four recordings of each of four speakers: harmonics of a pitch under noise, half a second
+    each.
+    """
     draw = np.random.default_rng(0)
     time = np.arange(RATE // 2) / RATE
     for speaker in range(4):
@@ -23,7 +25,9 @@ def write_voices(folder, end, pitch):
             tone = sum(np.sin(2 * np.pi * k * f0 * time) / k for k in range(1, 9 + speaker))
             path = folder / f"p{speaker}" / f"p{speaker}_{number}{end}.wav"
             path.parent.mkdir(parents=True, exist_ok=True)
-            soundfile.write(path, (0.1 * tone + 0.01 * draw.normal(size=len(time))).astype("f"), RATE)
+            soundfile.write(
+                path, (0.1 * tone + 0.01 * draw.normal(size=len(time))).astype("f"), RATE
+            )
     return folder
 
 
@@ -60,7 +64,13 @@ def assert_results_of(voices, got, is_reference=None, **settings):
     speakers = torch.tensor([int(name[1]) for name in voices.speakers])
     metric.update(voices.original, voices.protected, speakers, is_reference)
     expected = metric.compute()
-    for key in ("oo_d_ece", "op_d_ece", "op_mean_d", "pp_mean_d", *(["deid"] if is_reference is None else [])):
+    for key in (
+        "oo_d_ece",
+        "op_d_ece",
+        "op_mean_d",
+        "pp_mean_d",
+        *(["deid"] if is_reference is None else []),
+    ):
         assert got[key] == pytest.approx(float(expected[key]), abs=1e-6), key
 
 
@@ -77,7 +87,15 @@ def test_evaluate_accepts_two_folders_of_recordings(tmp_path, folders, capsys):
     assert page.count("data:audio/wav") == 6
     assert (tmp_path / "report-embeddings").is_dir()
     (tmp_path / "report-embeddings").rename(tmp_path / "again-embeddings")
-    run("evaluate", folders / "o", folders / "a", "--no-attacks", "--no-audio", "--out", tmp_path / "again")
+    run(
+        "evaluate",
+        folders / "o",
+        folders / "a",
+        "--no-attacks",
+        "--no-audio",
+        "--out",
+        tmp_path / "again",
+    )
     assert "<audio" not in (tmp_path / "again/report.html").read_text(encoding="utf-8")
     assert scalars_of(tmp_path / "again/results.json") == got
 
@@ -85,7 +103,9 @@ def test_evaluate_accepts_two_folders_of_recordings(tmp_path, folders, capsys):
 @needs_weights
 def test_several_encoders_are_used_together_and_listed_alone(evaluate, folders, encoder):
     options = ["--no-attacks", "--intervals", "0"]
-    systems = evaluate(folders / "o", folders / "a", "--encoder", encoder, "--encoder", "resemblyzer", *options)
+    systems = evaluate(
+        folders / "o", folders / "a", "--encoder", encoder, "--encoder", "resemblyzer", *options
+    )
     assert [system["name"] for system in systems] == ["a", "a, bands", "a, resemblyzer"]
     alone = [
         evaluate(folders / "o", folders / "a", "--encoder", name, *options)[0]["scalars"]
@@ -108,8 +128,18 @@ def test_a_feature_is_added_to_the_encoders(evaluate, folders, encoder):
 
 
 def test_systems_share_the_originals(tmp_path, folders, encoder, capsys):
-    options = ["--encoder", encoder, "--no-attacks", "--intervals", "0", "--json", tmp_path / "r.json"]
-    run("compare", "--original", folders / "o", f"A={folders / 'a'}", f"B={folders / 'b'}", *options)
+    options = [
+        "--encoder",
+        encoder,
+        "--no-attacks",
+        "--intervals",
+        "0",
+        "--json",
+        tmp_path / "r.json",
+    ]
+    run(
+        "compare", "--original", folders / "o", f"A={folders / 'a'}", f"B={folders / 'b'}", *options
+    )
     systems = systems_of(tmp_path / "r.json")
     assert [system["name"] for system in systems] == ["A", "B"]
     assert systems[0]["scalars"]["oo_d_ece"] == systems[1]["scalars"]["oo_d_ece"]
@@ -118,7 +148,9 @@ def test_systems_share_the_originals(tmp_path, folders, encoder, capsys):
 
 def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encoder, capsys):
     for side in "oa":
-        run("embed", folders / side, "--encoder", encoder, "--out", tmp_path / "new" / f"{side}.npz")
+        run(
+            "embed", folders / side, "--encoder", encoder, "--out", tmp_path / "new" / f"{side}.npz"
+        )
     assert "o.npz: 16 x 50" in capsys.readouterr().out
     options = ["--no-attacks", "--intervals", "0"]
     files = [tmp_path / "new" / f"{side}.npz" for side in "oa"]
@@ -130,10 +162,15 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encode
     arrays = dict(np.load(files[1]))
     np.savez(files[1], **{**arrays, "encoder": "another"})
     run("evaluate", *files, "--strip-suffix", "_anon", expect=2)
-    assert "Expected both sides by the same encoder, but got another and bands.pt." in capsys.readouterr().err
+    assert (
+        "Expected both sides by the same encoder, but got another and bands.pt."
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.filterwarnings("ignore:4 of 16 original embeddings equal", "ignore:Linkability needs 10 target trials")
+@pytest.mark.filterwarnings(
+    "ignore:4 of 16 original embeddings equal", "ignore:Linkability needs 10 target trials"
+)
 @pytest.mark.parametrize(
     ("option", "enrolment", "scoring"),
     [
@@ -141,7 +178,9 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encode
         pytest.param("references", "utterance", "euclidean", marks=needs("librosa", "f0")),
     ],
 )
-def test_reference_and_enrolment_lists_apply(tmp_path, evaluate, folders, encoder, option, enrolment, scoring):
+def test_reference_and_enrolment_lists_apply(
+    tmp_path, evaluate, folders, encoder, option, enrolment, scoring
+):
     enrolled = [f"p{speaker}/p{speaker}_{number}" for speaker in range(4) for number in (0, 1)]
     (tmp_path / "list").write_text("\n".join(enrolled))
     kind = ["--encoder", encoder] if scoring == "cosine" else ["--encoder", "f0"]
@@ -158,24 +197,39 @@ def test_reference_and_enrolment_lists_apply(tmp_path, evaluate, folders, encode
         (["o", "o"], "Expected two places, but"),
         (["o", "less"], "--partial leaves them out"),
         (["o", "a", "--encoder", "unheard"], "unheard"),
-        (["o", "a", "--format", "npz"], "Expected no --format with recordings: it would do nothing"),
+        (
+            ["o", "a", "--format", "npz"],
+            "Expected no --format with recordings: it would do nothing",
+        ),
         (["o", "a", "--utt2spk", "nowhere"], "nowhere cannot be read"),
         (["o", "empty"], "Expected recordings ("),
-        (["empty", "empty"], "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file"),
-        (["o", "a", "--references", "list"], "of all 2 utterances, but 1 are missing, first 'nobody'; --partial"),
-        (["--original", "o", "a", "--protected", "a"], "Expected two folders of recordings, original and protected"),
+        (
+            ["empty", "empty"],
+            "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file",
+        ),
+        (
+            ["o", "a", "--references", "list"],
+            "of all 2 utterances, but 1 are missing, first 'nobody'; --partial",
+        ),
+        (
+            ["--original", "o", "a", "--protected", "a"],
+            "Expected two folders of recordings, original and protected",
+        ),
         (["e.npz", "--encoder", "resemblyzer"], "Expected no --encoder with embeddings"),
     ],
 )
 def test_invalid_recordings_raise(tmp_path, folders, monkeypatch, capsys, options, message):
-    monkeypatch.setattr("vpmetrics.readers.progress._SECONDS_BETWEEN_LINES", 1e9)  # of a busy machine
+    # of a busy machine
+    monkeypatch.setattr("vpmetrics.readers.progress._SECONDS_BETWEEN_LINES", 1e9)
     for name in "oa":
         (tmp_path / name).symlink_to(folders / name)
     write_voices(tmp_path / "less", "_anon", 1.3)
     (tmp_path / "less/p0/p0_0_anon.wav").unlink()
     (tmp_path / "empty").mkdir()
     (tmp_path / "list").write_text("p0/p0_0\nnobody\n")
-    np.savez(tmp_path / "e.npz", original=np.eye(4), protected=np.eye(4), speakers=np.arange(4) // 2)
+    np.savez(
+        tmp_path / "e.npz", original=np.eye(4), protected=np.eye(4), speakers=np.arange(4) // 2
+    )
     monkeypatch.chdir(tmp_path)
     run("evaluate", *options, expect=2)
     said = capsys.readouterr().err
@@ -188,7 +242,15 @@ def test_partial_skips_and_counts_missing_recordings(tmp_path, evaluate, folders
     (protected / "p0/p0_0_anon.wav").unlink()
     (protected / "p1/p1_0_anon.wav").write_bytes(b"RIFF")
     (tmp_path / "list").write_text("p0/p0_0\np0/p0_1\np2/p2_1\nnobody")
-    options = ["--encoder", encoder, "--references", tmp_path / "list", "--no-attacks", "--intervals", "0"]
+    options = [
+        "--encoder",
+        encoder,
+        "--references",
+        tmp_path / "list",
+        "--no-attacks",
+        "--intervals",
+        "0",
+    ]
     (system,) = evaluate(folders / "o", protected, *options, "--partial")
     notes = " ".join(system["notes"])
     assert "1 of 16 original recordings have no protected one" in notes

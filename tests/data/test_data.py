@@ -29,7 +29,8 @@ def as_process(monkeypatch, process, processes):
 
 @pytest.mark.parametrize("epoch", range(5))
 def test_unbalanced_speakers_fill_the_most_batches(epoch):
-    # Chunks: 25 of speaker 9, 2 of 4 and of 7, 1 of 1, 4 of 3, none of 2. Speaker 9 needs a partner in every batch.
+    # Chunks: 25 of speaker 9, 2 of 4 and of 7, 1 of 1, 4 of 3, none of 2. Speaker 9 needs a partner
+    # in every batch.
     drawn = draw_batches(UNEVEN, epoch=epoch)
     assert len(drawn) == 9
     for rows in drawn:
@@ -40,7 +41,9 @@ def test_unbalanced_speakers_fill_the_most_batches(epoch):
 
 def test_every_utterance_can_be_sampled_and_partners_change():
     speakers = torch.arange(37) % 3
-    used = {row for epoch in range(20) for rows in draw_batches(speakers, epoch=epoch) for row in rows}
+    used = {
+        row for epoch in range(20) for rows in draw_batches(speakers, epoch=epoch) for row in rows
+    }
     assert used == set(range(37))
     speakers = torch.arange(40).repeat_interleave(40)
     drawn = draw_batches(speakers, 8, 8)
@@ -49,10 +52,16 @@ def test_every_utterance_can_be_sampled_and_partners_change():
 
 def test_the_order_follows_from_seed_and_epoch():
     speakers = torch.arange(400) % 20
-    one, again, *others = (draw_batches(speakers, seed=a, epoch=b) for a, b in ((3, 2), (3, 2), (3, 1), (4, 2)))
+    one, again, *others = (
+        draw_batches(speakers, seed=a, epoch=b) for a, b in ((3, 2), (3, 2), (3, 1), (4, 2))
+    )
     assert one == again
     assert one not in others
-    assert draw_batches(speakers.tolist()) == draw_batches(1000 - 3 * (20 - speakers)) == draw_batches(speakers)
+    assert (
+        draw_batches(speakers.tolist())
+        == draw_batches(1000 - 3 * (20 - speakers))
+        == draw_batches(speakers)
+    )
 
 
 @pytest.mark.parametrize("convert", [list, tuple, np.array])
@@ -76,7 +85,9 @@ def test_processes_share_an_epoch_in_equal_parts(monkeypatch, processes):
     assert len({row for batch in batches for row in batch}) == 50 // processes * processes * 8
     assert set(batches) <= set(map(tuple, every_batch))
     as_process(monkeypatch, 0, 3)
-    with pytest.raises(ValueError, match="Expected a batch for each of 3 processes, but `speakers` fill only 2"):
+    with pytest.raises(
+        ValueError, match="Expected a batch for each of 3 processes, but `speakers` fill only 2"
+    ):
         draw_batches(torch.arange(16) % 2)
 
 
@@ -95,6 +106,10 @@ def test_a_trainer_sets_the_epoch(pl):
             return torch.optim.SGD(self.parameters(), 0.1)
 
     speakers, module = torch.arange(60) % 6, Module()
-    loader = DataLoader(TensorDataset(torch.arange(60)), batch_sampler=SpeakerBatchSampler(speakers, 3, 4))
+    loader = DataLoader(
+        TensorDataset(torch.arange(60)), batch_sampler=SpeakerBatchSampler(speakers, 3, 4)
+    )
     pl.Trainer(max_epochs=2, logger=False, enable_checkpointing=False, **QUIET).fit(module, loader)
-    assert module.seen == [(epoch, rows) for epoch in (0, 1) for rows in draw_batches(speakers, 3, 4, epoch=epoch)]
+    assert module.seen == [
+        (epoch, rows) for epoch in (0, 1) for rows in draw_batches(speakers, 3, 4, epoch=epoch)
+    ]

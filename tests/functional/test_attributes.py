@@ -1,4 +1,6 @@
-"""Attribute disclosure: hand-made extremes, chance, what is erased, invariance, and intervals that refit."""
+"""Attribute disclosure: hand-made extremes, chance, what is erased, invariance, and intervals that
+refit.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,12 @@ def speakers_of_two_classes(seed=0, number=40, utterances=6, width=12):
     voices[:, 0] = 0
     labels = torch.arange(number) % 2
     noise = 0.5 * torch.randn(len(speakers), width, generator=draw, dtype=torch.float64)
-    return voices[speakers], 4 * (2 * labels[speakers, None] - 1) * one_hot(torch.tensor(0), width), noise, speakers
+    return (
+        voices[speakers],
+        4 * (2 * labels[speakers, None] - 1) * one_hot(torch.tensor(0), width),
+        noise,
+        speakers,
+    )
 
 
 def test_separable_classes_disclose_the_entropy_and_noise_chance_level():
@@ -36,7 +43,9 @@ def test_erasing_sex_differs_from_erasing_identity():
     voices, sex, noise, speakers = speakers_of_two_classes()
     found = []
     for protected in (voices + noise, sex + noise):
-        disclosure = attribute_disclosure(protected, speakers % 2, speakers, permutations=0).disclosure
+        disclosure = attribute_disclosure(
+            protected, speakers % 2, speakers, permutations=0
+        ).disclosure
         suite = VoicePrivacy(metrics=["op_d_ece"], attacks=None)
         found.append((disclosure, suite(voices + sex + noise, protected, speakers)["op_d_ece"]))
     without_sex, without_identity = found
@@ -46,14 +55,17 @@ def test_erasing_sex_differs_from_erasing_identity():
 
 
 def test_interval_includes_the_training_variance():
-    # Few speakers make a poor classifier, and the losses of one classifier do not show how poor another one were.
+    # Few speakers make a poor classifier, and the losses of one classifier do not show how poor
+    # another one were.
     voices, sex, noise, speakers = speakers_of_two_classes(number=24)
     rows, labels = 0.5 * voices + 0.5 * sex + noise, speakers % 2
     known, values = attribute_disclosure(rows, labels, speakers, permutations=0), []
     assert known.chance.isnan()
     for speaker in range(24):
         kept = speakers != speaker
-        alone = attribute_disclosure(rows[kept], labels[kept], speakers[kept], confidence=None, permutations=0)
+        alone = attribute_disclosure(
+            rows[kept], labels[kept], speakers[kept], confidence=None, permutations=0
+        )
         assert alone.low.isnan()
         values.append(alone.disclosure)
     reach = 2.069 * 23 / 24**0.5 * torch.stack(values).std()
@@ -62,7 +74,8 @@ def test_interval_includes_the_training_variance():
 
 
 @pytest.mark.parametrize(
-    ("labels", "reason"), [([0] * 8, "two classes"), ([0] * 6 + [1, 1], "two speakers of every class")]
+    ("labels", "reason"),
+    [([0] * 8, "two classes"), ([0] * 6 + [1, 1], "two speakers of every class")],
 )
 def test_too_few_classes_or_speakers_are_nan_with_one_warning(labels, reason):
     with pytest.warns(UserWarning, match=f"{reason}.*{UNDEFINED}") as caught:

@@ -1,4 +1,6 @@
-"""Isotonic regression and PAV log-likelihood ratios against other implementations, and at their edges."""
+"""Isotonic regression and PAV log-likelihood ratios against other implementations, and at their
+edges.
+"""
 
 import math
 
@@ -32,12 +34,17 @@ def test_matches_scipy_and_the_reference(size):
                 continue
             place = (np.cumsum(w > 0) - 1).clip(min=0)  # without a weight, the previous value
             values, w = values[w > 0], w[w > 0]
-            np.testing.assert_allclose(row, scipy.optimize.isotonic_regression(values, weights=w).x[place], rtol=1e-13)
-            np.testing.assert_allclose(row, reference.isotonic.isotonic_regression(values, w)[place], rtol=1e-13)
+            np.testing.assert_allclose(
+                row, scipy.optimize.isotonic_regression(values, weights=w).x[place], rtol=1e-13
+            )
+            np.testing.assert_allclose(
+                row, reference.isotonic.isotonic_regression(values, w)[place], rtol=1e-13
+            )
 
 
 @pytest.mark.parametrize(
-    ("level", "values", "decades"), [(0, 0, 20), (0, 0, 300), *((level, 6, 4) for level in (1e3, 1e9, 1e12, 1e15))]
+    ("level", "values", "decades"),
+    [(0, 0, 20), (0, 0, 300), *((level, 6, 4) for level in (1e3, 1e9, 1e12, 1e15))],
 )
 def test_last_digits_are_right_whatever_the_values_and_weights(level, values, decades):
     draw = np.random.default_rng(0)
@@ -69,7 +76,9 @@ def test_last_digits_are_right_whatever_the_values_and_weights(level, values, de
 )
 def test_isotonic_regression_by_hand(y, weight, expected):
     y = torch.tensor(y, dtype=torch.float64)
-    assert isotonic_regression(y, torch.full_like(y, weight)).tolist() == pytest.approx(expected, nan_ok=True)
+    assert isotonic_regression(y, torch.full_like(y, weight)).tolist() == pytest.approx(
+        expected, nan_ok=True
+    )
     assert isotonic_regression(y).tolist() == pytest.approx(expected, nan_ok=True)
 
 
@@ -87,7 +96,9 @@ def test_gradient_is_that_of_the_block_means():
     assert torch.autograd.gradcheck(lambda x: isotonic_regression(x, weights), y)
 
 
-@pytest.mark.parametrize("name", [name for name in SCORE_SETS if "llr_pav" in score_set(name).expected])
+@pytest.mark.parametrize(
+    "name", [name for name in SCORE_SETS if "llr_pav" in score_set(name).expected]
+)
 @pytest.mark.parametrize("laplace", [False, True])
 def test_golden_ratios(name, laplace):
     preds, target, expected = score_set(name)
@@ -138,7 +149,8 @@ def test_many_scores_at_dtype_limits_keep_their_order(case):
 
 @pytest.mark.parametrize("in_turn", [True, False], ids=["the rest in turn", "the rest by halves"])
 @pytest.mark.parametrize(
-    "steps", ["random", "smooth", "a drop behind an ascent", "none with a trial", "empty steps at the ends"]
+    "steps",
+    ["random", "smooth", "a drop behind an ascent", "none with a trial", "empty steps at the ends"],
 )
 def test_both_pooling_algorithms_find_the_same_solution(steps, in_turn, monkeypatch):
     if not in_turn:
@@ -160,14 +172,20 @@ def test_both_pooling_algorithms_find_the_same_solution(steps, in_turn, monkeypa
     # And beside other rows: each by itself.
     others = torch.randint(0, 4, (2, 3, len(mass)), generator=draw).to(mass)
     others[:, 2] = NAN
-    rows = torch.cat([others[:, :2], torch.stack([targets, nontargets])[:, None], others[:, 2:]], dim=1)
+    rows = torch.cat(
+        [others[:, :2], torch.stack([targets, nontargets])[:, None], others[:, 2:]], dim=1
+    )
     found = blocks_of_counts(*rows)
-    assert torch.equal(found[:3], torch.stack([blocks_of_counts(*rows[:, row]) for row in range(3)]))
+    assert torch.equal(
+        found[:3], torch.stack([blocks_of_counts(*rows[:, row]) for row in range(3)])
+    )
     assert torch.equal(found[2], expected)
     assert not found[3].any()  # nothing is known of it
 
 
-@pytest.mark.parametrize("kind", ["random", "tied", "descending", "one late drop", "without weight"])
+@pytest.mark.parametrize(
+    "kind", ["random", "tied", "descending", "one late drop", "without weight"]
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 100, 1000])
 def test_all_places_at_once_give_what_bisection_gives(kind, size):
     generator = torch.Generator().manual_seed(size)

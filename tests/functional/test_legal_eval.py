@@ -27,14 +27,18 @@ def corpus(number):
 def test_rate_equals_exact_linkability_of_the_peer_package(length):
     enrolled, tested, embeddings = corpus(number=300)
     models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
-    probes, _ = legal_eval.build_test_embeddings(tested, embeddings, length, rng=np.random.default_rng(0))
+    probes, _ = legal_eval.build_test_embeddings(
+        tested, embeddings, length, rng=np.random.default_rng(0)
+    )
     matrix = legal_eval.cosine_score_matrix(models, probes)
     names = {speaker: number for number, speaker in enumerate(models)}
     inputs, references = (torch.tensor(np.stack(list(side.values()))) for side in (probes, models))
     own = torch.tensor([names[speaker] for speaker in probes])
     histogram = rank_histogram(inputs, own, references, torch.arange(300))
     for size, rate in rates(reidentification_rate(histogram, (1, 2, 20, 100, 299, 300))).items():
-        assert rate == pytest.approx(legal_eval.linkability(matrix, size, estimator="exact")[0], abs=1e-9)
+        assert rate == pytest.approx(
+            legal_eval.linkability(matrix, size, estimator="exact")[0], abs=1e-9
+        )
         drawn = legal_eval.linkability(matrix, size, n_runs=200)
         assert rate == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(200) + 1e-9)
 
@@ -54,8 +58,13 @@ def test_singling_out_equals_the_peer_package(length):
     scores, sizes = metrics.score_conversations(models, made), (2, 5, 10, 20, 40)
     ours = singling_out(**given, sizes=sizes, draws=500)
     for size in sizes:
-        outcomes = np.array(list(metrics.singling_out(scores, size, n_runs=1 if size == 40 else 200).values()))
-        value, error = ours[f"singling_out_{size}"].item(), ours[f"singling_out_{size}_error"].item()
+        outcomes = np.array(
+            list(metrics.singling_out(scores, size, n_runs=1 if size == 40 else 200).values())
+        )
+        value, error = (
+            ours[f"singling_out_{size}"].item(),
+            ours[f"singling_out_{size}_error"].item(),
+        )
         if size == 40:  # everybody: neither of us draws
             assert value == outcomes.mean()
         else:

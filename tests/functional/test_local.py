@@ -1,4 +1,6 @@
-"""Local information disclosure: the worked example, what EER does not see, slopes, and embeddings in blocks."""
+"""Local information disclosure: the worked example, what EER does not see, slopes, and embeddings
+in blocks.
+"""
 
 import math
 
@@ -35,13 +37,16 @@ def trials(seed=0, count=60, references=9, shift=1.0):
 
 
 def test_the_worked_example():
-    bits = local_information(torch.tensor([[0.9, 0.7, 0.4, 1.1, 1.2, 0.4]]), torch.tensor([3]), slope=1.5)
+    bits = local_information(
+        torch.tensor([[0.9, 0.7, 0.4, 1.1, 1.2, 0.4]]), torch.tensor([3]), slope=1.5
+    )
     assert round(bits.item(), 2) == 0.90
     assert round(2 ** bits.item() / 6, 2) == 0.31
 
 
 def test_link_rate_is_1_where_a_global_threshold_fails():
-    # Scores of different speakers lie on different levels: pooled, one threshold gets half of either kind wrong.
+    # Scores of different speakers lie on different levels: pooled, one threshold gets half of
+    # either kind wrong.
     true = torch.tensor([0, 0, 1, 2])
     is_target, accepted = torch.nn.functional.one_hot(true, 4).bool(), BLIND_SPOT >= 0.6
     assert accepted[is_target].double().mean() == accepted[~is_target].double().mean() == 0.5
@@ -64,7 +69,10 @@ def test_agrees_with_the_reference(shift):
 
 def test_ties_are_failures_and_disclose_nothing():
     scores = torch.tensor([[3.0, 1, 2], [3, 3, 1], [1, 2, 3]])
-    assert_close(local_information_disclosure(scores, torch.tensor([0, 0, 1]), 1.0)["link_rate"], torch.tensor(1 / 3))
+    assert_close(
+        local_information_disclosure(scores, torch.tensor([0, 0, 1]), 1.0)["link_rate"],
+        torch.tensor(1 / 3),
+    )
     scores = torch.full((5, 7), 0.1234567)
     values = local_information_disclosure(scores, torch.arange(5), slope=3.0)
     assert values["alid"] == values["lid_max"] == values["pdr"] == values["link_rate"] == 0
@@ -73,14 +81,17 @@ def test_ties_are_failures_and_disclose_nothing():
 
 def test_scale_and_level_of_a_row_do_not_matter():
     scores, target = trials()
-    moved = scores * torch.rand(60, 1, dtype=torch.float64).add(0.1) + torch.randn(60, 1, dtype=torch.float64)
+    moved = scores * torch.rand(60, 1, dtype=torch.float64).add(0.1) + torch.randn(
+        60, 1, dtype=torch.float64
+    )
     assert_close(local_information(moved, target, 1.3), local_information(scores, target, 1.3))
     assert_close(fit_local_slope(moved, target), fit_local_slope(scores, target))
 
 
 def test_bits_are_at_most_log2_of_the_gallery():
     scores, target = trials(shift=30.0)
-    slope = fit_local_slope(scores, target)  # a threshold separates the classes, and yet it is finite
+    # a threshold separates the classes, and yet it is finite
+    slope = fit_local_slope(scores, target)
     bits = local_information(scores, target, slope)
     assert slope.isfinite()
     assert (bits <= math.log2(9)).all()
@@ -91,9 +102,13 @@ def test_bits_are_at_most_log2_of_the_gallery():
 def test_slope_per_trial_is_differentiable():
     scores, target = trials(count=4)
     slopes = torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
-    single = [local_information(scores[k : k + 1], target[k : k + 1], slopes[k].item()) for k in range(4)]
+    single = [
+        local_information(scores[k : k + 1], target[k : k + 1], slopes[k].item()) for k in range(4)
+    ]
     assert_close(local_information(scores, target, slopes), torch.cat(single))
-    assert torch.autograd.gradcheck(lambda s, w: local_information(s, target, w), (scores.requires_grad_(), slopes))
+    assert torch.autograd.gradcheck(
+        lambda s, w: local_information(s, target, w), (scores.requires_grad_(), slopes)
+    )
 
 
 SMALL_SETS = {
@@ -120,11 +135,17 @@ def test_slopes_converge_however_small_the_overlap(kind, dtype):
     for _ in range(10):
         targets, others = (torch.randn(n, generator=draw, dtype=torch.float64) for n in (10, 40))
         targets, others = (side.to(dtype) for side in SMALL_SETS[kind](targets, others))
-        z, is_match = torch.cat([targets[:, None], others.view(10, 4)], dim=1), torch.arange(5).expand(10, 5) == 0
+        z, is_match = (
+            torch.cat([targets[:, None], others.view(10, 4)], dim=1),
+            torch.arange(5).expand(10, 5) == 0,
+        )
         (slope,) = fit_logistic_slopes(z, is_match, z[:, :1], torch.zeros(10).long(), num_folds=1)
         sign = 1.0 if targets.mean() > others.mean() else -1.0
-        expected = sign * reference.slope_of(*(sign * side.double().numpy() for side in (targets, others)))
-        # Non-targets share bins: with forty of them, over a range of 12, the slope keeps two digits and more.
+        expected = sign * reference.slope_of(
+            *(sign * side.double().numpy() for side in (targets, others))
+        )
+        # Non-targets share bins: with forty of them, over a range of 12, the slope keeps two digits
+        # and more.
         assert slope.item() == pytest.approx(expected, rel=2e-2)
 
 
@@ -147,10 +168,15 @@ def cross_fitted(scores, true, fold=None):
 @pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
 def test_cross_fitting_agrees_with_the_reference(scoring):
     original, protected, speakers = utterances()
-    scores, true = reference_scores(original.numpy(), protected.numpy(), speakers.numpy(), None, scoring)
+    scores, true = reference_scores(
+        original.numpy(), protected.numpy(), speakers.numpy(), None, scoring
+    )
     values = identify(protected, speakers, original, scoring=scoring)
     assert_close(values.bits, torch.from_numpy(cross_fitted(scores, true)), atol=BINS, rtol=0)
-    assert values.linked.tolist() == (scores[np.arange(len(true)), true] >= scores.max(axis=1)).tolist()
+    assert (
+        values.linked.tolist()
+        == (scores[np.arange(len(true)), true] >= scores.max(axis=1)).tolist()
+    )
 
 
 def test_many_speakers_share_one_slope_per_fold(monkeypatch):
@@ -160,7 +186,9 @@ def test_many_speakers_share_one_slope_per_fold(monkeypatch):
     values = identify(protected, speakers, original)
     scores, true = reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
     trials = references.validate_and_form_trials(protected, speakers, original, None)
-    fold = identification.order_references(trials).argsort()[trials.column[trials.usable]].numpy() % 10
+    fold = (
+        identification.order_references(trials).argsort()[trials.column[trials.usable]].numpy() % 10
+    )
     assert_close(values.bits, torch.from_numpy(cross_fitted(scores, true, fold)), atol=BINS, rtol=0)
     assert not torch.equal(values.bits, alone.bits)
     assert_close(values.bits.mean(), alone.bits.mean(), atol=2e-2, rtol=0)
@@ -172,10 +200,15 @@ def test_many_speakers_share_one_slope_per_fold(monkeypatch):
 def test_speaker_labels_do_not_matter(monkeypatch, few, folds, chosen):
     monkeypatch.setattr(identification, "_MOST_SCORES", few)
     monkeypatch.setattr(identification, "_MOST_FOLDS", folds)
-    original, protected, speakers = utterances(rows=200, speakers=40)  # some of whom have one utterance, or none
+    # some of whom have one utterance, or none
+    original, protected, speakers = utterances(rows=200, speakers=40)
     bits = []
     for seed in range(3):
-        numbers = torch.arange(200) if seed == 0 else torch.randperm(200, generator=torch.Generator().manual_seed(seed))
+        numbers = (
+            torch.arange(200)
+            if seed == 0
+            else torch.randperm(200, generator=torch.Generator().manual_seed(seed))
+        )
         renamed = numbers[speakers + 5] - 100
         known = (original[:100], renamed[:100]) if chosen else (original,)
         bits.append(identify(protected, renamed, *known).bits)
@@ -205,9 +238,15 @@ def test_constant_features_disclose_nothing(dtype):
 @pytest.mark.parametrize("count", [2, 30, 5000])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_slope_of_two_separated_references_is_log_of_the_trial_count(count, sign):
-    """Standardised, scores are 1 and -1 but for rounding; of n trials and one the other way round, it is log n."""
+    """Standardised, scores are 1 and -1 but for rounding; of n trials and one the other way round,
+    it is log n.
+    """
     draw = torch.Generator().manual_seed(0)
-    scores = sign * torch.tensor([1.0, -1.0], dtype=torch.float64) * torch.rand(count, 1, generator=draw).double()
+    scores = (
+        sign
+        * torch.tensor([1.0, -1.0], dtype=torch.float64)
+        * torch.rand(count, 1, generator=draw).double()
+    )
     slope = fit_local_slope(scores + 0.3, torch.zeros(count, dtype=torch.int64))
     assert_close(slope.item(), sign * math.log(count), rtol=1e-6, atol=0)
 

@@ -1,4 +1,6 @@
-"""Scores and labels of embeddings: every trial once, block by block, shared by processes, and with a gradient."""
+"""Scores and labels of embeddings: every trial once, block by block, shared by processes, and with
+a gradient.
+"""
 
 import math
 
@@ -25,7 +27,9 @@ def sort_by_score(scores, target):
 @pytest.mark.parametrize("block_rows", [None, 1, 7, 1000])
 def test_every_trial_of_a_condition_is_there_once(condition, block_rows):
     rows = people(number=5, each=4)
-    expected, labels, _ = reference.similarity.trials(*(column.numpy() for column in rows), condition)
+    expected, labels, _ = reference.similarity.trials(
+        *(column.numpy() for column in rows), condition
+    )
     found = F.trials(*rows, condition, block_rows)
     if block_rows is not None:
         assert len(found) == math.ceil(20 / block_rows)
@@ -63,8 +67,16 @@ COLUMNS = {
     "plain": ({}, {}, ("OO", "OP", "PP")),
     "sessions": ({"sessions": torch.arange(60) % 3}, {}, ("OP", "within", "across")),
     "groups": ({"groups": torch.arange(60) // 6 % 2}, {}, ("OO", "OP", "PP")),
-    "utterance": ({"is_reference": torch.arange(60) % 2 == 0}, {"enrolment": "utterance"}, ("OP", "PP")),
-    "speaker": ({"is_reference": torch.arange(60) % 2 == 0}, {"enrolment": "speaker"}, ("OP", "PP")),
+    "utterance": (
+        {"is_reference": torch.arange(60) % 2 == 0},
+        {"enrolment": "utterance"},
+        ("OP", "PP"),
+    ),
+    "speaker": (
+        {"is_reference": torch.arange(60) % 2 == 0},
+        {"enrolment": "speaker"},
+        ("OP", "PP"),
+    ),
 }
 
 
@@ -90,14 +102,23 @@ def test_gradient_reaches_the_embeddings():
 
 def test_one_speaker_without_pairs_has_no_trials():
     scores, target = F.trials(torch.randn(1, 4), torch.randn(1, 4), torch.tensor([1]))
-    assert (len(scores), len(target), scores.dtype, target.dtype) == (0, 0, torch.float32, torch.int64)
+    assert (len(scores), len(target), scores.dtype, target.dtype) == (
+        0,
+        0,
+        torch.float32,
+        torch.int64,
+    )
     with pytest.warns(UserWarning, match="no trials"):
         assert F.equal_error_rate(scores, target).isnan()
 
 
 def count_own_blocks(rank, world, folder):
-    """Each rank scores its share of the blocks of the same embeddings; the histograms are added up once."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    """Each rank scores its share of the blocks of the same embeddings; the histograms are added up
+    once.
+    """
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world
+    )
     metric = vp.ZebraDisclosure(thresholds=1 << 12, score_range=(-1, 1))
     blocks = F.trials(*people(number=8, each=6), block_rows=5)
     for scores, target in blocks[rank::world]:

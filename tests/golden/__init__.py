@@ -1,8 +1,9 @@
-"""Expected numbers, computed once by exact means and kept as files: none of them comes from this package.
+"""Expected numbers, computed once by exact means and kept as files: none of them comes from this
+package.
 
-Score sets: PAV on whole numbers, equal scores pooled first, 40-digit arithmetic after it; good to 1e-9.
-LLRs and prior log-odds are natural-log, ``l_w`` is base 10, ``d_ece``, ``cllr`` and ECE are in bits. The published
-numbers are those of the ZEBRA toolkit's own example and result table.
+Score sets: PAV on whole numbers, equal scores pooled first, 40-digit arithmetic after it; good to
+1e-9. LLRs and prior log-odds are natural-log, ``l_w`` is base 10, ``d_ece``, ``cllr`` and ECE are
+in bits. The published numbers are those of the ZEBRA toolkit's own example and result table.
 """
 
 import json
@@ -25,8 +26,9 @@ ZEBRA_TAGS = tuple((l_w, letter) for l_w, letter in _SCALARS["published"]["zebra
 class ScoreSet(NamedTuple):
     """Trials, targets first, and what is expected of them: scalars and arrays under one name each.
 
-    ``ece_min`` and ``ece_act`` are at ``PRIOR_LOG_ODDS``; ``llr_pav`` and ``llr_lap`` (Laplace's rule), one per trial,
-    are there for small sets only. ``d_sys_sum`` is linkability, NaN where it is undefined.
+    ``ece_min`` and ``ece_act`` are at ``PRIOR_LOG_ODDS``; ``llr_pav`` and ``llr_lap`` (Laplace's
+    rule), one per trial, are there for small sets only. ``d_sys_sum`` is linkability, NaN where it
+    is undefined.
     """
 
     preds: np.ndarray
@@ -35,7 +37,9 @@ class ScoreSet(NamedTuple):
 
 
 class EmbeddingSet(NamedTuple):
-    """Embeddings, and by ``similarity`` ("geometric", "sigmoid") the matrices, ``d_diag``, ``deid`` and ``gvd``."""
+    """Embeddings, and by ``similarity`` ("geometric", "sigmoid") the matrices, ``d_diag``, ``deid``
+    and ``gvd``.
+    """
 
     original: np.ndarray
     protected: np.ndarray
@@ -44,7 +48,9 @@ class EmbeddingSet(NamedTuple):
 
 
 class TransferSet(NamedTuple):
-    """Trials of two runs, and by ``calibration`` ("linear", "isotonic") what calibrating on the fit run gives."""
+    """Trials of two runs, and by ``calibration`` ("linear", "isotonic") what calibrating on the fit
+    run gives.
+    """
 
     preds: np.ndarray
     target: np.ndarray
@@ -59,7 +65,10 @@ def _trials(name, prefix=""):
 
 
 def score_set(name):
-    expected = {key: float(v) if isinstance(v, str) else v for key, v in _SCALARS["score_sets"][name].items()}
+    expected = {
+        key: float(v) if isinstance(v, str) else v
+        for key, v in _SCALARS["score_sets"][name].items()
+    }
     for key in ("ece_min", "ece_act", "llr_pav", "llr_lap"):
         if f"{name}__{key}" in _ARRAYS:
             expected[key] = _ARRAYS[f"{name}__{key}"]
@@ -75,10 +84,14 @@ def embedding_set(name):
 
 
 def transfer_set(name):
-    return TransferSet(*_trials(name, "eval_"), *_trials(name, "fit_"), _SCALARS["transfer_sets"][name])
+    return TransferSet(
+        *_trials(name, "eval_"), *_trials(name, "fit_"), _SCALARS["transfer_sets"][name]
+    )
 
 
 def zebra_example():
-    """The toolkit's example: prior log-odds, prior ECE and minimum ECE, and the two numbers published for them."""
+    """The toolkit's example: prior log-odds, prior ECE and minimum ECE, and the two numbers
+    published for them.
+    """
     arrays = {key: _ARRAYS[f"zebra_example__{key}"] for key in ("plo", "ece_prior", "ece_min")}
     return {**arrays, **_SCALARS["published"]["zebra_example"]}

@@ -1,4 +1,6 @@
-"""What the tests of the callbacks share: a package, a small figure, and silence about workers and folders."""
+"""What the tests of the callbacks share: a package, a small figure, and silence about workers and
+folders.
+"""
 
 import importlib
 from pathlib import Path
@@ -27,7 +29,9 @@ def pl():
 @pytest.fixture
 def one_small_figure(monkeypatch):
     """For tests of when figures are drawn, not of what is on them."""
-    monkeypatch.setattr("vpmetrics.report.figures.draw_all_figures", lambda *_: {"zoo": Figure((0.3, 0.3))})
+    monkeypatch.setattr(
+        "vpmetrics.report.figures.draw_all_figures", lambda *_: {"zoo": Figure((0.3, 0.3))}
+    )
 
 
 @pytest.fixture

@@ -31,8 +31,12 @@ SMALL = {"metrics": ["deid", "op_d_ece"]}
 
 def log_rows(pl, *rows):
     """A module that logs given values in each epoch, and 1 as loss."""
-    values = [{"val/loss": 1.0, **{f"val/{name}": value for name, value in row.items()}} for row in rows]
-    return anonymiser(pl, validation_step=lambda self, *_: self.log_dict(values[self.current_epoch]))
+    values = [
+        {"val/loss": 1.0, **{f"val/{name}": value for name, value in row.items()}} for row in rows
+    ]
+    return anonymiser(
+        pl, validation_step=lambda self, *_: self.log_dict(values[self.current_epoch])
+    )
 
 
 def keep(pl, folder, module, epochs, budget=0.4, ckpt_path=None, **options):
@@ -54,7 +58,8 @@ def test_best_utility_within_the_budget(package, tmp_path, mode):
     module, monitor = anonymiser(pl, SHARES, losses), watch()
     trainer = fit(pl, [checkpoint, monitor], module, epochs=5)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES]
-    # The second, the fourth and the fifth are within the budget, and the fourth is the best of these.
+    # The second, the fourth and the fifth are within the budget, and the fourth is the best of
+    # these.
     assert max(leaks[1], leaks[3], leaks[4]) < 0.4 < min(leaks[0], leaks[2])
     assert names_in(tmp_path) == ["epoch=3.ckpt", "last.ckpt"]
     chosen = checkpoint.chosen
@@ -90,7 +95,9 @@ def test_of_equal_utilities_the_first_is_chosen(pl, tmp_path):
 def test_without_an_epoch_within_the_budget_there_is_a_last_one_and_no_best(pl, tmp_path):
     module = log_rows(pl, *({"leak": leak} for leak in (0.4, 0.1, 0.2)))
     checkpoint = keeper("val/leak", 0.05, dirpath=tmp_path)
-    with pytest.warns(UserWarning, match=r"budget of 0.05 for val/leak.* The least val/leak was 0.1, in epoch 1"):
+    with pytest.warns(
+        UserWarning, match=r"budget of 0.05 for val/leak.* The least val/leak was 0.1, in epoch 1"
+    ):
         trainer = fit(pl, [checkpoint], module, epochs=3)
     assert (checkpoint.chosen, checkpoint.best_model_path, len(checkpoint.history)) == (None, "", 3)
     assert names_in(tmp_path) == ["last.ckpt"]
@@ -100,7 +107,9 @@ def test_without_an_epoch_within_the_budget_there_is_a_last_one_and_no_best(pl, 
 
 
 def test_by_default_the_strongest_attack_counts(pl, tmp_path):
-    """A rotation hides speakers from a cosine, and not from an attacker who ran the anonymiser on others."""
+    """A rotation hides speakers from a cosine, and not from an attacker who ran the anonymiser on
+    others.
+    """
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(4)))[0]
 
     def step(self, batch, _):
@@ -108,7 +117,10 @@ def test_by_default_the_strongest_attack_counts(pl, tmp_path):
         return dict(zip(NAMES, (batch[0], batch[0] @ rotation, batch[2]), strict=True))
 
     checkpoint = PrivacyCheckpoint(dirpath=tmp_path)
-    module, data = anonymiser(pl, validation_step=step), loader(speakers=16, utterances=6, batch_size=96)
+    module, data = (
+        anonymiser(pl, validation_step=step),
+        loader(speakers=16, utterances=6, batch_size=96),
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="PrivacyCheckpoint limits")
         trainer = fit(pl, [PrivacyMonitor(), checkpoint], module, data, 1, num_sanity_val_steps=0)
@@ -119,7 +131,11 @@ def test_by_default_the_strongest_attack_counts(pl, tmp_path):
 def test_a_budget_of_a_weak_attacker_only_is_warned_of(pl, tmp_path):
     message = "who compares untransformed embeddings.* limit 'val/privacy/disclosure'"
     with pytest.warns(UserWarning, match=message):
-        fit(pl, [watch(), keeper("val/privacy_conditions/pp_d_ece", 0.7, dirpath=tmp_path)], epochs=1)
+        fit(
+            pl,
+            [watch(), keeper("val/privacy_conditions/pp_d_ece", 0.7, dirpath=tmp_path)],
+            epochs=1,
+        )
 
 
 def test_with_confidence_the_upper_end_is_compared(pl, tmp_path):
@@ -151,7 +167,8 @@ def test_what_is_not_finite_is_not_eligible_and_warned_of_once(pl, tmp_path, nam
 
 def test_an_epoch_without_a_measurement_is_not_eligible(pl, tmp_path):
     checkpoint = keeper(budget=0.7213, dirpath=tmp_path, filename="{epoch}")
-    # A better loss in the epochs between must not be paired with the disclosure of the epoch before.
+    # A better loss in the epochs between must not be paired with the disclosure of the epoch
+    # before.
     module = anonymiser(pl, (0.9, 0.6, 0.9, 0.3), (0.1, 3.0, 0.1, 2.0))
     fit(pl, [watch(every_n_epochs=2), checkpoint], module)
     assert names_in(tmp_path) == ["epoch=3.ckpt", "last.ckpt"]
@@ -169,7 +186,9 @@ def test_an_epoch_between_two_reports_is_not_eligible(pl, tmp_path):
 
 
 def test_save_on_train_epoch_end_ignores_values_of_earlier_weights(pl, tmp_path):
-    checkpoint = keeper("val/leak", 0.7213, dirpath=tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
+    checkpoint = keeper(
+        "val/leak", 0.7213, dirpath=tmp_path, filename="{epoch}", save_on_train_epoch_end=True
+    )
     module = log_rows(pl, *({"leak": leak} for leak in (0.1, 0.04, 0.03)))
     fit(pl, [checkpoint], module, epochs=3, check_val_every_n_epoch=2)
     assert names_in(tmp_path) == ["epoch=1.ckpt", "last.ckpt"]
@@ -179,7 +198,12 @@ def test_save_on_train_epoch_end_ignores_values_of_earlier_weights(pl, tmp_path)
 def test_validations_within_an_epoch_are_saved(pl, tmp_path):
     checkpoint, monitor = keeper(budget=0.7213, dirpath=tmp_path), watch()
     fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
-    assert [(row["epoch"], row["step"]) for row in monitor.history] == [(0, 2), (0, 4), (1, 7), (1, 9)]
+    assert [(row["epoch"], row["step"]) for row in monitor.history] == [
+        (0, 2),
+        (0, 4),
+        (1, 7),
+        (1, 9),
+    ]
     assert [row.step for row in checkpoint.history] == [2, 4, 7, 9]
     assert checkpoint.chosen.step == 7
 
@@ -222,7 +246,9 @@ def test_a_checkpoint_that_was_removed_before_a_resumed_run_is_noticed(pl, tmp_p
     keep(pl, tmp_path, anonymiser(pl, SHARES, LOSSES), 4)
     (tmp_path / "epoch=3.ckpt").unlink()
     with pytest.warns(UserWarning, match=r"no longer finds .*epoch=3.ckpt, of epoch 3"):
-        second, _ = keep(pl, tmp_path, anonymiser(pl, SHARES, LOSSES), 5, ckpt_path=tmp_path / "last.ckpt")
+        second, _ = keep(
+            pl, tmp_path, anonymiser(pl, SHARES, LOSSES), 5, ckpt_path=tmp_path / "last.ckpt"
+        )
     assert second.chosen.epoch == 4
     assert Path(second.best_model_path).name == "epoch=4.ckpt"
 
@@ -260,7 +286,14 @@ def test_one_trainer_supports_several_budgets_in_one_folder(pl, tmp_path):
 def test_the_history_is_drawn_at_the_step_of_its_scalars(pl, tmp_path, interval):
     logger = tensorboard(pl, tmp_path / "log")
     callbacks = [watch(figures_every_n_epochs=None), keeper(budget=0.5, dirpath=tmp_path / "kept")]
-    fit(pl, callbacks, anonymiser(pl, SHARES, LOSSES), epochs=4, val_check_interval=interval, logger=logger)
+    fit(
+        pl,
+        callbacks,
+        anonymiser(pl, SHARES, LOSSES),
+        epochs=4,
+        val_check_interval=interval,
+        logger=logger,
+    )
     log = events(logger)
     measured = [event.step for event in log.Scalars("val/privacy/deid")]
     drawn = [image.step for image in log.Images("val_figures/privacy_conditions/op_d_ece/utility")]
@@ -271,14 +304,32 @@ def test_the_history_is_drawn_at_the_step_of_its_scalars(pl, tmp_path, interval)
 @pytest.mark.parametrize(
     ("settings", "arguments", "message"),
     [
-        ({}, {"privacy": "val/privacy/op_dece"}, "monitors 'val/privacy/op_dece', .* Closest: .*op_d_ece'"),
-        ({}, {"privacy": "val/privacy/op_d_ece"}, f"monitors 'val/privacy/op_d_ece', .* Closest: '{NAME}'"),
-        ({"metrics": ["deid"]}, {"privacy": NAME}, "but PrivacyMonitor does not log it. .*'val/privacy/deid'"),
+        (
+            {},
+            {"privacy": "val/privacy/op_dece"},
+            "monitors 'val/privacy/op_dece', .* Closest: .*op_d_ece'",
+        ),
+        (
+            {},
+            {"privacy": "val/privacy/op_d_ece"},
+            f"monitors 'val/privacy/op_d_ece', .* Closest: '{NAME}'",
+        ),
+        (
+            {"metrics": ["deid"]},
+            {"privacy": NAME},
+            "but PrivacyMonitor does not log it. .*'val/privacy/deid'",
+        ),
         ({}, {"privacy": NAME, "confidence": 0.9}, "op_d_ece_high', .* It needs `intervals=0.9`"),
-        ({"intervals": 0.5}, {"privacy": NAME, "confidence": 0.9}, "`confidence` to be .* logs, 0.5, but got 0.9"),
+        (
+            {"intervals": 0.5},
+            {"privacy": NAME, "confidence": 0.9},
+            "`confidence` to be .* logs, 0.5, but got 0.9",
+        ),
     ],
 )
-def test_a_name_that_a_monitor_does_not_log_is_an_error_at_setup(pl, tmp_path, settings, arguments, message):
+def test_a_name_that_a_monitor_does_not_log_is_an_error_at_setup(
+    pl, tmp_path, settings, arguments, message
+):
     module = anonymiser(pl, validation_step=lambda *_: pytest.fail("too late"))
     with pytest.raises(ValueError, match=message):
         fit(pl, [watch(**settings), PrivacyCheckpoint(**arguments, dirpath=tmp_path)], module)
@@ -287,8 +338,15 @@ def test_a_name_that_a_monitor_does_not_log_is_an_error_at_setup(pl, tmp_path, s
 @pytest.mark.parametrize("suffix", ["", "/dataloader_idx_2"])
 def test_a_wrong_dataloader_index_is_an_error_in_the_sanity_check(pl, tmp_path, suffix):
     module = anonymiser(pl, on_train_start=lambda self: pytest.fail("too late"))
-    with pytest.raises(ValueError, match=f"monitors '{NAME}{suffix}', .*Closest: .*dataloader_idx_0'"):
-        fit(pl, [watch(), keeper(NAME + suffix, dirpath=tmp_path)], module, val=[loader(), loader(seed=1)])
+    with pytest.raises(
+        ValueError, match=f"monitors '{NAME}{suffix}', .*Closest: .*dataloader_idx_0'"
+    ):
+        fit(
+            pl,
+            [watch(), keeper(NAME + suffix, dirpath=tmp_path)],
+            module,
+            val=[loader(), loader(seed=1)],
+        )
 
 
 @pytest.mark.parametrize("options", [{}, {"num_sanity_val_steps": 0}, {"num_sanity_val_steps": -1}])
@@ -309,9 +367,14 @@ def test_right_names_of_several_dataloaders_are_not_warned_of(pl, tmp_path, opti
 
 @pytest.mark.parametrize(
     ("callbacks", "name", "hint"),
-    [([watch()], "val/lost", "Closest: 'val/loss'"), ([], NAME, "No PrivacyMonitor is among the callbacks")],
+    [
+        ([watch()], "val/lost", "Closest: 'val/loss'"),
+        ([], NAME, "No PrivacyMonitor is among the callbacks"),
+    ],
 )
-def test_unlogged_name_warns_in_the_sanity_check_and_raises_later(pl, tmp_path, callbacks, name, hint):
+def test_unlogged_name_warns_in_the_sanity_check_and_raises_later(
+    pl, tmp_path, callbacks, name, hint
+):
     message = f"PrivacyCheckpoint monitors '{name}', but it was not logged. {hint}"
     checkpoint = keeper(NAME, utility=name if callbacks else "val/loss", dirpath=tmp_path)
     with pytest.warns(UserWarning, match=message), pytest.raises(ValueError, match=message):
@@ -341,28 +404,44 @@ def test_a_flipped_voice_is_within_the_budget_of_a_cosine_and_not_of_the_disclos
     sound = PrivacyCheckpoint(budget=0.05, dirpath=tmp_path / "sound")
     module = anonymiser(pl, validation_step=step)
     with pytest.warns(UserWarning, match="who compares untransformed embeddings"):
-        fit(pl, [PrivacyMonitor(), weak, sound], module, loader(speakers=8, batch_size=32), epochs=1)
+        fit(
+            pl, [PrivacyMonitor(), weak, sound], module, loader(speakers=8, batch_size=32), epochs=1
+        )
     assert weak.chosen is not None
     assert sound.chosen is None
 
 
 def test_a_validation_states_its_numbers():
-    row = Validation(epoch=2, step=7, privacy=0.1, low=0.05, high=0.2, utility=3.0, is_within_budget=True)
+    row = Validation(
+        epoch=2, step=7, privacy=0.1, low=0.05, high=0.2, utility=3.0, is_within_budget=True
+    )
     assert pickle.loads(pickle.dumps(row)) == row
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"budget": -0.1}, ValueError, "Expected `budget` to be a finite number of at least 0, but got -0.1"),
+        (
+            {"budget": -0.1},
+            ValueError,
+            "Expected `budget` to be a finite number of at least 0, but got -0.1",
+        ),
         ({"budget": True}, ValueError, "Expected `budget` to be a finite number"),
         ({"budget": [0.1]}, ValueError, "Expected `budget` to be a finite number"),
-        ({"privacy": "val/privacy/id_rate", "budget": 5}, ValueError, "`budget` to be a share, such as 0.05 for 5 %"),
+        (
+            {"privacy": "val/privacy/id_rate", "budget": 5},
+            ValueError,
+            "`budget` to be a share, such as 0.05 for 5 %",
+        ),
         ({"privacy": 3}, TypeError, "Expected `privacy` to be the name"),
         ({"privacy": ["a", "b"]}, TypeError, "Expected `privacy` to be the name"),
         ({"privacy": "val/privacy/deid"}, ValueError, "of which less is better"),
         ({"utility": None}, TypeError, "Expected `utility` to be the name"),
-        ({"every_n_train_steps": 2}, TypeError, "Expected no `every_n_train_steps`.*val_check_interval"),
+        (
+            {"every_n_train_steps": 2},
+            TypeError,
+            "Expected no `every_n_train_steps`.*val_check_interval",
+        ),
         ({"save_top_k": 3}, TypeError, "Expected no `save_top_k`"),
         ({"confidence": 95}, ValueError, "`confidence` to lie between 0 and 1, but got 95"),
     ],

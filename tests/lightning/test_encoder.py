@@ -13,7 +13,9 @@ NAMES = torch.arange(6).repeat(4)
 
 
 class Encoder(torch.nn.Module):
-    """Averages every eighth sample: padding changes its embeddings as it changes those of a speech encoder."""
+    """Averages every eighth sample: padding changes its embeddings as it changes those of a speech
+    encoder.
+    """
 
     def __init__(self):
         super().__init__()
@@ -34,7 +36,10 @@ def recordings(longest=40):
     draw = torch.Generator().manual_seed(0)
     centres = torch.randn(6, 8, generator=draw)
     lengths = 8 * torch.randint(1, longest // 8 + 1, (len(NAMES),), generator=draw)
-    pairs = [(centres[name].repeat(length // 8), length) for name, length in zip(NAMES, lengths.tolist(), strict=True)]
+    pairs = [
+        (centres[name].repeat(length // 8), length)
+        for name, length in zip(NAMES, lengths.tolist(), strict=True)
+    ]
     waves = [centre + 0.3 * torch.randn(length, generator=draw) for centre, length in pairs]
     return waves, [0.7 * wave + 0.3 * torch.randn(len(wave), generator=draw) for wave in waves]
 
@@ -53,23 +58,40 @@ def run(pl, original, protected, epochs=1, encoder=None, lengths=None, **options
     def step(self, rows, _):
         given = original(self.current_epoch) if callable(original) else original
         numbers = {} if lengths is None else {"n": lengths[rows]}
-        return {"x": rows_of(given, rows), "y": rows_of(protected, rows), "who": NAMES[rows], **numbers}
+        return {
+            "x": rows_of(given, rows),
+            "y": rows_of(protected, rows),
+            "who": NAMES[rows],
+            **numbers,
+        }
 
     keys = KEYS if lengths is None else {**KEYS, "lengths": "n"}
     monitor = watch(encoder=encoder or Encoder(), keys=keys, figures_every_n_epochs=None, **options)
     val = DataLoader(torch.arange(len(NAMES)), 5)
-    fit(pl, [monitor], anonymiser(pl, validation_step=step), val=val, epochs=epochs, num_sanity_val_steps=0)
+    fit(
+        pl,
+        [monitor],
+        anonymiser(pl, validation_step=step),
+        val=val,
+        epochs=epochs,
+        num_sanity_val_steps=0,
+    )
     return monitor
 
 
 def assert_measured(monitor, original, protected):
     encoder, metric = Encoder().eval(), VoicePrivacy(attacks=None, conversations=0)
     with torch.no_grad():
-        sides = [torch.cat([encoder(wave[None]) for wave in waves]) for waves in (original, protected)]
+        sides = [
+            torch.cat([encoder(wave[None]) for wave in waves]) for waves in (original, protected)
+        ]
     metric.update(*sides, NAMES)
     expected = {key: float(value) for key, value in metric.compute().items()}
-    # The order of utterances depends on every bit, and padding changes the last ones: other references for ranks.
-    expected = {key: value for key, value in expected.items() if not key.endswith(("mean_d", "id_rate"))}
+    # The order of utterances depends on every bit, and padding changes the last ones: other
+    # references for ranks.
+    expected = {
+        key: value for key, value in expected.items() if not key.endswith(("mean_d", "id_rate"))
+    }
     measured = {key: monitor.history[-1][key] for key in expected}
     assert measured == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
 
@@ -79,9 +101,13 @@ def test_padded_and_listed_audio_match_single_utterances(pl, form):
     sides, encoder = recordings(), Encoder()
     if form == "lengths":
         lengths = torch.tensor(list(map(len, sides[0])))
-        monitor = run(pl, *(pad_sequence(side, True) for side in sides), encoder=encoder, lengths=lengths)
+        monitor = run(
+            pl, *(pad_sequence(side, True) for side in sides), encoder=encoder, lengths=lengths
+        )
     else:
-        monitor = run(pl, *sides, encoder=encoder.eval().forward if form == "a function" else encoder)
+        monitor = run(
+            pl, *sides, encoder=encoder.eval().forward if form == "a function" else encoder
+        )
     assert_measured(monitor, *sides)
     assert form == "a function" or encoder.modes == {(False, False, torch.float32)}
     assert form == "a function" or not any(weight.requires_grad for weight in encoder.parameters())
@@ -90,7 +116,8 @@ def test_padded_and_listed_audio_match_single_utterances(pl, form):
 def test_the_encoder_has_a_precision_of_its_own(pl):
     sides, encoder = recordings(), Encoder()
     half, whole = (
-        run(pl, *sides, **options) for options in ({"encoder": encoder, "encoder_dtype": torch.bfloat16}, {})
+        run(pl, *sides, **options)
+        for options in ({"encoder": encoder, "encoder_dtype": torch.bfloat16}, {})
     )
     assert encoder.modes == {(False, False, torch.bfloat16)}
     # Three digits of bfloat16 move some scores past their neighbours.
@@ -110,10 +137,30 @@ def test_padding_raises_for_original_and_warns_for_protected(pl):
 @pytest.mark.parametrize(
     ("audio", "lengths", "error", "message"),
     [
-        (torch.ones(24, 8), torch.ones(24), ValueError, "Expected `lengths` to be integers of shape"),
-        (torch.ones(24, 8), torch.ones(24, 2).long(), ValueError, "Expected `lengths` to be integers of shape"),
-        (torch.ones(24, 8), torch.zeros(24).long(), ValueError, "Expected `lengths` to be from 1 to 8"),
-        ([[0.0] * 8] * 24, None, TypeError, r"Expected `original` to be a tensor .* or a list of tensors"),
+        (
+            torch.ones(24, 8),
+            torch.ones(24),
+            ValueError,
+            "Expected `lengths` to be integers of shape",
+        ),
+        (
+            torch.ones(24, 8),
+            torch.ones(24, 2).long(),
+            ValueError,
+            "Expected `lengths` to be integers of shape",
+        ),
+        (
+            torch.ones(24, 8),
+            torch.zeros(24).long(),
+            ValueError,
+            "Expected `lengths` to be from 1 to 8",
+        ),
+        (
+            [[0.0] * 8] * 24,
+            None,
+            TypeError,
+            r"Expected `original` to be a tensor .* or a list of tensors",
+        ),
     ],
 )
 def test_wrong_audio_and_lengths(pl, audio, lengths, error, message):
@@ -141,7 +188,9 @@ def test_time_is_the_last_dimension(pl):
     monitor = run(pl, spectrograms, spectrograms, encoder=encode, lengths=lengths)
     metric = VoicePrivacy(attacks=None, conversations=0)
     metric.update(spectrograms[..., :9].mean(-1), spectrograms[..., :9].mean(-1), NAMES)
-    assert monitor.history[-1]["op_eer"] == pytest.approx(float(metric.compute()["op_eer"]), abs=1e-6)
+    assert monitor.history[-1]["op_eer"] == pytest.approx(
+        float(metric.compute()["op_eer"]), abs=1e-6
+    )
 
 
 def test_several_encoders_are_one_attacker(pl):
@@ -153,13 +202,19 @@ def test_several_encoders_are_one_attacker(pl):
     metric = VoicePrivacy(attacks=None, conversations=0)
     with torch.no_grad():
         embeddings = [
-            {name: torch.cat([encode(wave[None]) for wave in side]) for name, encode in encoders.items()}
+            {
+                name: torch.cat([encode(wave[None]) for wave in side])
+                for name, encode in encoders.items()
+            }
             for side, encoders in ((side, {"mean": first, "first": second}) for side in sides)
         ]
     metric.update(*embeddings, NAMES)
     expected = {key: float(value) for key, value in metric.compute().items()}
-    # The order of utterances depends on every bit, and padding changes the last ones: other references for ranks.
-    expected = {key: value for key, value in expected.items() if not key.endswith(("mean_d", "id_rate"))}
+    # The order of utterances depends on every bit, and padding changes the last ones: other
+    # references for ranks.
+    expected = {
+        key: value for key, value in expected.items() if not key.endswith(("mean_d", "id_rate"))
+    }
     measured = {key: monitor.history[-1][key] for key in expected}
     assert measured == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
 
@@ -177,6 +232,8 @@ def test_sample_rate_is_required_and_audio_is_resampled(pl):
     with pytest.raises(ValueError, match=r"the `sample_rate` of the audio: .* takes 16000 Hz"):
         watch(encoder=encoder)
     slow = run(pl, *short(), encoder=encoder, sample_rate=16_000)
-    fast = run(pl, *(side.repeat_interleave(2, 1) for side in short()), encoder=encoder, sample_rate=32_000)
+    fast = run(
+        pl, *(side.repeat_interleave(2, 1) for side in short()), encoder=encoder, sample_rate=32_000
+    )
     assert {shape[1] for shape in encoder.calls[-10:]} == {8}
     assert fast.history[-1]["op_d_ece"] == pytest.approx(slow.history[-1]["op_d_ece"], abs=0.2)

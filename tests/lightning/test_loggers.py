@@ -12,7 +12,18 @@ import torch
 from leaking_voices import NAMES, by_hand, loader, voices
 from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, TensorDataset
-from training import PACKAGES, QUIET, anonymiser, assert_same, both_packages, events, fit, keeper, tensorboard, watch
+from training import (
+    PACKAGES,
+    QUIET,
+    anonymiser,
+    assert_same,
+    both_packages,
+    events,
+    fit,
+    keeper,
+    tensorboard,
+    watch,
+)
 
 from vpmetrics.lightning import PrivacyMonitor
 from vpmetrics.lightning.monitor import name_of_key
@@ -32,7 +43,9 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path, som
     for key in measured:
         scalars = log.Scalars(name_of_key("val/privacy", key))
         assert [event.step for event in scalars] == steps
-        assert_same([event.value for event in scalars], dict(enumerate(row[key] for row in monitor.history)))
+        assert_same(
+            [event.value for event in scalars], dict(enumerate(row[key] for row in monitor.history))
+        )
     assert set(log.Tags()["images"]) == {f"val_figures/privacy/{figure}" for figure in some_figures}
     for tag in log.Tags()["images"]:
         assert [image.step for image in log.Images(tag)] == steps
@@ -43,9 +56,14 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path, som
 def test_the_first_group_holds_the_keys_without_a_condition(keys):
     monitor = PrivacyMonitor(keys=keys, intervals=0.95)
     first = [name for name in monitor.logged_names if name.startswith("val/privacy/")]
-    assert {"val/privacy/disclosure", "val/privacy/disclosure_high", "val/privacy/deid"} < set(first)
+    assert {"val/privacy/disclosure", "val/privacy/disclosure_high", "val/privacy/deid"} < set(
+        first
+    )
     others = set(monitor.logged_names) - set(first)
-    assert all(re.fullmatch(r"val/privacy_conditions/(op|pp|across|within)_[\w-]+", name) for name in others)
+    assert all(
+        re.fullmatch(r"val/privacy_conditions/(op|pp|across|within)_[\w-]+", name)
+        for name in others
+    )
     # TensorBoard sorts by name.
     assert sorted(monitor.logged_names)[: len(first)] == sorted(first)
 
@@ -62,12 +80,18 @@ def test_a_log_holds_scalars_and_figures_alone(pl, tmp_path):
 
 def test_csv_has_the_scalars_and_no_figures(pl, tmp_path):
     logger = loggers.CSVLogger(tmp_path)
-    with pytest.warns(UserWarning, match="draws no figures: CSVLogger cannot take figures") as caught:
+    with pytest.warns(
+        UserWarning, match="draws no figures: CSVLogger cannot take figures"
+    ) as caught:
         trainer = fit(pl, [watch(metrics="all")], logger=logger, epochs=2)
     assert sum("draws no figures" in str(warning.message) for warning in caught) == 1
     header, *rows = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
     names = header.split(",")
-    values = [float(cell) for row in rows if (cell := row.split(",")[names.index("val/privacy_conditions/op_d_ece")])]
+    values = [
+        float(cell)
+        for row in rows
+        if (cell := row.split(",")[names.index("val/privacy_conditions/op_d_ece")])
+    ]
     assert values == pytest.approx([by_hand(share)["op_d_ece"] for share in (0.9, 0.6)])
     assert "val/privacy_conditions/oo_eer" in names
     assert "val/privacy_conditions/oo_eer" in trainer.callback_metrics
@@ -80,12 +104,18 @@ class Recorder(loggers.CSVLogger):
         super().__init__(folder)
         self.drawn = drawn = []
         if kind == "wandb":
-            self.log_image = lambda tag, images, step: drawn.extend((tag, image, step) for image in images)
+            self.log_image = lambda tag, images, step: drawn.extend(
+                (tag, image, step) for image in images
+            )
         elif kind == "mlflow":
             self.run_id = "7"
-            self.experiment.log_figure = lambda run, figure, file: drawn.append((file[:-13], figure, int(file[-12:-4])))
+            self.experiment.log_figure = lambda run, figure, file: drawn.append(
+                (file[:-13], figure, int(file[-12:-4]))
+            )
         else:
-            self.experiment.log_figure = lambda figure_name, figure, step: drawn.append((figure_name, figure, step))
+            self.experiment.log_figure = lambda figure_name, figure, step: drawn.append(
+                (figure_name, figure, step)
+            )
 
 
 @pytest.mark.usefixtures("one_small_figure")
@@ -131,7 +161,12 @@ def test_figures_do_not_leak_memory_over_thirty_epochs(pl, tmp_path):
             if trainer.current_epoch in (9, 29):
                 gc.collect()
                 tracked = gc.get_objects()
-                counts.append((len(tracked), sum(issubclass(type(thing), (Figure, torch.Tensor)) for thing in tracked)))
+                counts.append(
+                    (
+                        len(tracked),
+                        sum(issubclass(type(thing), (Figure, torch.Tensor)) for thing in tracked),
+                    )
+                )
 
     monitor = watch(figures_every_n_epochs=1, metrics=["deid", "op_d_ece", "op_d_ece_reversed"])
     checkpoint = keeper(budget=0.3, dirpath=tmp_path / "kept")

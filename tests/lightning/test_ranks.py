@@ -1,4 +1,6 @@
-"""Several ranks with and without rows, with everything switched on: equal numbers, no hang, and errors on all."""
+"""Several ranks with and without rows, with everything switched on: equal numbers, no hang, and
+errors on all.
+"""
 
 import json
 import math
@@ -44,14 +46,19 @@ SCRIPT = """
 
         def setup_distributed(self):
             torch.distributed.init_process_group(
-                "gloo", init_method=f"file://{self.folder}/rendezvous", rank=self.global_rank, world_size=self.ranks,
+                "gloo",
+                init_method=f"file://{self.folder}/rendezvous",
+                rank=self.global_rank,
+                world_size=self.ranks,
                 timeout=timedelta(seconds=60),
             )
 
 
     def is_mine(rank, ranks, rows):
         # In the case "rows" ranks share utterances unevenly; otherwise only rank 0 has any.
-        return rows % (ranks + 1) % ranks == rank if case == "rows" else torch.full_like(rows, rank == 0).bool()
+        if case == "rows":
+            return rows % (ranks + 1) % ranks == rank
+        return torch.full_like(rows, rank == 0).bool()
 
 
     def train_on_rank(folder, rank, ranks):
@@ -68,7 +75,8 @@ SCRIPT = """
             mine = is_mine(rank, ranks, row)
             self.log("val/loss", 1.0)
             if case == "error" and rank == 1 and not self.trainer.sanity_checking:
-                return {"x": x, "y": x[:, :3], "who": s, "session": session, "row": row, "sex": s % 2}
+                narrow = x[:, :3]
+                return {"x": x, "y": narrow, "who": s, "session": session, "row": row, "sex": s % 2}
             if not mine.any():
                 return None
             kept = [column[mine] for column in (x, protect(x, n, 0.6), s, session, row, s % 2)]
@@ -86,7 +94,13 @@ SCRIPT = """
                 return None
             if "x" not in outputs:
                 return {name: outputs[name] for name in ("original", "protected", "speakers")}
-            names = {"original": "x", "protected": "y", "speakers": "who", "sessions": "session", "utterances": "row"}
+            names = {
+                "original": "x",
+                "protected": "y",
+                "speakers": "who",
+                "sessions": "session",
+                "utterances": "row",
+            }
             return {argument: outputs[name] for argument, name in names.items()}
 
         attacks = [Plain(), RidgeToOriginal()]
@@ -99,12 +113,15 @@ SCRIPT = """
         checkpoint = PrivacyCheckpoint(budget=0.72, dirpath=folder / "kept", confidence=0.9)
         trainer = pl.Trainer(
             strategy=FileStrategy(folder, rank, ranks), devices=ranks, max_epochs=2,
-            callbacks=[monitor, checkpoint], logger=tensorboard(pl, folder, version=0), use_distributed_sampler=False,
+            callbacks=[monitor, checkpoint],
+            logger=tensorboard(pl, folder, version=0),
+            use_distributed_sampler=False,
             num_sanity_val_steps=1, **QUIET,
         )
         module = anonymiser(pl, validation_step=step, training_step=train)
-        loaders = [DataLoader(data, 32), DataLoader(data, 32)] if case == "loaders" else DataLoader(data, 32)
+        loaders = DataLoader(data, 32)
         if case == "loaders":
+            loaders = [DataLoader(data, 32), DataLoader(data, 32)]
             trainer.callbacks.remove(checkpoint)
         error = None
         try:
@@ -139,7 +156,9 @@ SCRIPT = """
 
 
 def fit_on_ranks(folder, case, *numbers_of_ranks):
-    """Return the error, the history and the best checkpoint of every rank, for each number of ranks."""
+    """Return the error, the history and the best checkpoint of every rank, for each number of
+    ranks.
+    """
     run_script(folder, SCRIPT, folder, case, *numbers_of_ranks, timeout=500)
     results = []
     for ranks in numbers_of_ranks:
@@ -150,7 +169,9 @@ def fit_on_ranks(folder, case, *numbers_of_ranks):
 
 def strip_time(history):
     rows = [{key: value for key, value in row.items() if key != "seconds"} for row in history]
-    return [{key: -1.0 if math.isnan(value) else value for key, value in row.items()} for row in rows]
+    return [
+        {key: -1.0 if math.isnan(value) else value for key, value in row.items()} for row in rows
+    ]
 
 
 def with_slow(cases):
@@ -188,7 +209,9 @@ def test_every_rank_logs_the_numbers_of_all_whatever_it_has_seen(tmp_path, case,
                 assert row == pytest.approx(row_of_one, abs=1e-5, rel=1e-4)
 
 
-@pytest.mark.parametrize(("case", "ranks"), with_slow([("error", (2,)), ("error", (3,)), ("training error", (2, 3))]))
+@pytest.mark.parametrize(
+    ("case", "ranks"), with_slow([("error", (2,)), ("error", (3,)), ("training error", (2, 3))])
+)
 def test_an_error_of_one_rank_is_raised_on_all(tmp_path, case, ranks):
     step = "validation_step" if case == "error" else "training_step"
     for results in fit_on_ranks(tmp_path, case, *ranks):

@@ -32,7 +32,8 @@ def test_one_lightning_package_is_required(tmp_path):
                 assert present is None and "pip install 'vpmetrics[lightning]'" in str(error)
             else:
                 Callback = importlib.import_module(f"{packages[present]}.callbacks").Callback
-                assert isinstance(PrivacyMonitor(), Callback) and isinstance(PrivacyCheckpoint(), Callback)
+                assert isinstance(PrivacyMonitor(), Callback)
+                assert isinstance(PrivacyCheckpoint(), Callback)
             os._exit(0)
     """
     run_script(tmp_path, script)
@@ -44,13 +45,20 @@ def test_strategies_that_spawn_are_warned_of(pl, recwarn, strategy, is_spawned):
     kind = launchers._MultiProcessingLauncher if is_spawned else launchers._SubprocessScriptLauncher
     trainer = SimpleNamespace(strategy=SimpleNamespace(launcher=kind.__new__(kind)))
     warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history`")
-    text = "PrivacyMonitor does not support strategies that spawn or fork, such as 'ddp_spawn': `history` stay in"
+    text = (
+        "PrivacyMonitor does not support strategies that spawn or fork, such as 'ddp_spawn':"
+        " `history` stay in"
+    )
     assert any(text in str(warning.message) for warning in recwarn) == is_spawned
 
 
 def test_hugging_face_example_matches_the_suite():
-    """What the package's docstring shows, on what ``Trainer.evaluate`` passes on: arrays of all batches."""
-    code = vpmetrics.lightning.__doc__.partition("    def compute_metrics")[2].partition("Example:")[0]
+    """What the package's docstring shows, on what ``Trainer.evaluate`` passes on: arrays of all
+    batches.
+    """
+    code = vpmetrics.lightning.__doc__.partition("    def compute_metrics")[2].partition(
+        "Example:"
+    )[0]
     namespace = {"VoicePrivacy": lambda: VoicePrivacy(attacks=None, conversations=0)}
     exec("def compute_metrics" + code.replace("\n    ", "\n"), namespace)
     original, noise, speakers = voices()
@@ -79,7 +87,8 @@ def test_two_processes_log_what_one_does(tmp_path):
             # A number of utterances that two processes share evenly only with a copy.
             parts = [part[:21] for part in voices(speakers=7, utterances=3)]
             numbered = DataLoader(TensorDataset(*parts, torch.arange(21)), 4)
-            monitor = watch(keys=("original", "protected", "speakers", "utterances"), figures_every_n_epochs=2)
+            keys = ("original", "protected", "speakers", "utterances")
+            monitor = watch(keys=keys, figures_every_n_epochs=2)
             checkpoint = keeper(budget=0.4, dirpath=folder / "kept", filename="{epoch}")
             trainer = pl.Trainer(
                 strategy="ddp", devices=2, max_epochs=3, callbacks=[monitor, checkpoint],
@@ -93,12 +102,21 @@ def test_two_processes_log_what_one_does(tmp_path):
     """
     run_script(tmp_path, script, tmp_path)
     expected = [by_hand(share, speakers=7, utterances=3) for share in SHARES[:3]]
-    chosen = min((epoch for epoch in range(3) if expected[epoch]["op_d_ece"] <= 0.4), key=lambda epoch: LOSSES[epoch])
+    chosen = min(
+        (epoch for epoch in range(3) if expected[epoch]["op_d_ece"] <= 0.4),
+        key=lambda epoch: LOSSES[epoch],
+    )
     for rank in (0, 1):
         logged, best, history = json.loads((tmp_path / f"{rank}.json").read_text())
-        assert_same({key: logged[name_of_key("val/privacy", key)] for key in expected[2]}, expected[2])
+        assert_same(
+            {key: logged[name_of_key("val/privacy", key)] for key in expected[2]}, expected[2]
+        )
         assert Path(best).name == f"epoch={chosen}.ckpt"
         for row, values in zip(history, expected, strict=True):
             assert_same(row, values)
     log = events(SimpleNamespace(log_dir=str(tmp_path / "lightning_logs" / "version_0")))
-    assert len(log.Scalars("val/privacy/deid")) == len(log.Images("val_figures/privacy/quadrants")) == 3
+    assert (
+        len(log.Scalars("val/privacy/deid"))
+        == len(log.Images("val_figures/privacy/quadrants"))
+        == 3
+    )

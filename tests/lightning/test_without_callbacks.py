@@ -1,4 +1,6 @@
-"""Metrics in a LightningModule of one's own, without callbacks: alone and in a collection that shares one state."""
+"""Metrics in a LightningModule of one's own, without callbacks: alone and in a collection that
+shares one state.
+"""
 
 import json
 from pathlib import Path
@@ -35,7 +37,9 @@ def make_metrics():
 
 
 def make_module(package, metrics):
-    """A module that logs what the metrics of its validation compute, and keeps the shares of a voice as it trains."""
+    """A module that logs what the metrics of its validation compute, and keeps the shares of a
+    voice as it trains.
+    """
 
     class Anonymiser(package.LightningModule):
         def __init__(self):
@@ -48,11 +52,19 @@ def make_module(package, metrics):
 
         def validation_step(self, batch, batch_idx):
             original, noise, speakers = batch
-            self.metrics.update(original, protect(original, noise, SHARES[self.current_epoch]), speakers)
+            self.metrics.update(
+                original, protect(original, noise, SHARES[self.current_epoch]), speakers
+            )
 
         def on_validation_epoch_end(self):
             values = self.metrics.compute()
-            self.log_dict({f"val/{key}": value for key, value in values.items() if isinstance(value, torch.Tensor)})
+            self.log_dict(
+                {
+                    f"val/{key}": value
+                    for key, value in values.items()
+                    if isinstance(value, torch.Tensor)
+                }
+            )
             self.metrics.reset()
 
         def configure_optimizers(self):
@@ -67,7 +79,9 @@ def assert_logged(trainer, expected):
 
 @both_packages
 @pytest.mark.parametrize(
-    "make", [lambda: VoicePrivacy(attacks=None, conversations=0), make_metrics], ids=["suite", "collection"]
+    "make",
+    [lambda: VoicePrivacy(attacks=None, conversations=0), make_metrics],
+    ids=["suite", "collection"],
 )
 def test_fit_validate_and_resume_log_what_the_suite_computes(pl, tmp_path, make):
     # A sanity check of two batches may have too few trials, of which the metrics warn.
@@ -85,7 +99,9 @@ def test_fit_validate_and_resume_log_what_the_suite_computes(pl, tmp_path, make)
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: VoicePrivacy(attacks=None, conversations=0), make_metrics], ids=["suite", "collection"]
+    "make",
+    [lambda: VoicePrivacy(attacks=None, conversations=0), make_metrics],
+    ids=["suite", "collection"],
 )
 def test_half_precision(pl, make):
     options = {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET}
@@ -120,12 +136,18 @@ def test_two_ranks_log_what_one_does(tmp_path):
         if __name__ == "__main__":
             warnings.simplefilter("ignore")
             folder, logged = Path(sys.argv[1]), []
-            options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+            options = {
+                "max_epochs": 1,
+                "logger": False,
+                "enable_checkpointing": False,
+                "num_sanity_val_steps": 0,
+            }
             trainer = pl.Trainer(strategy="ddp", devices=2, **options, **QUIET)
             for metrics in (make_suite(), make_metrics()):
                 trainer.fit_loop.epoch_progress.reset()
                 trainer.fit(make_module(pl, metrics), loader(), loader(4))
-                logged.append({name: value.item() for name, value in trainer.callback_metrics.items()})
+                values = trainer.callback_metrics
+                logged.append({name: value.item() for name, value in values.items()})
             (folder / f"{trainer.global_rank}.json").write_text(json.dumps(logged))
     """
     run_script(tmp_path, script, tmp_path, Path(__file__).parent)

@@ -1,4 +1,6 @@
-"""Attackers inside the losses and the share of variance within sessions, against their definitions in NumPy."""
+"""Attackers inside the losses and the share of variance within sessions, against their definitions
+in NumPy.
+"""
 
 import math
 
@@ -9,7 +11,11 @@ from loss_batches import keyed_batch, train_on, trials, two_sided, unit
 from torch.testing import assert_close
 
 from vpmetrics.losses import DisclosureLoss, PseudonymisationLoss
-from vpmetrics.losses.attackers import RunningMoments, subtract_speaker_session_means, within_session_variance_share
+from vpmetrics.losses.attackers import (
+    RunningMoments,
+    subtract_speaker_session_means,
+    within_session_variance_share,
+)
 
 
 def covariance(rows, weights=None):
@@ -49,7 +55,10 @@ def test_past_batch_attack_matches_the_definition():
     original, protected, speakers, _ = keyed_batch()
     (o, weights), (p, _) = past_rows(past, 0), past_rows(past, 1)
     scores = ridge_scores(o, p, unit(original), unit(protected), 1e-4, weights)
-    attacked, plain = two_sided(*trials_of(scores, speakers.numpy())), two_sided(*trials(original, protected, speakers))
+    attacked, plain = (
+        two_sided(*trials_of(scores, speakers.numpy())),
+        two_sided(*trials(original, protected, speakers)),
+    )
     assert attacked > plain + 0.1
     assert loss(original, protected, speakers).item() == pytest.approx(plain + attacked, abs=1e-9)
 
@@ -74,7 +83,9 @@ def test_within_session_variance_share_matches_the_definition():
     rows = keyed_batch()
     inverse = np.linalg.inv(add_ridge(covariance(*past_rows(past, 1)), 1e-6))
     p, sessions = unit(rows[1]), rows[3].numpy()
-    deviations = [row - p[sessions == session].mean(0) for row, session in zip(p, sessions, strict=True)]
+    deviations = [
+        row - p[sessions == session].mean(0) for row, session in zip(p, sessions, strict=True)
+    ]
     share = sum(row @ inverse @ row for row in deviations) / p.size
     added = loss(*rows) - plain(*rows)
     assert added.item() == pytest.approx(2 * math.log1p(share / 1e-3), abs=1e-9)
@@ -86,7 +97,9 @@ def share_of_itself(protected, speakers, sessions):
     deviations, moments = subtract_speaker_session_means(rows, speakers, sessions), RunningMoments()
     for _ in range(12):
         moments.observe_if_training(deviations, rows)
-    share = within_session_variance_share(deviations, rows, moments.compute_covariances(rows.shape[1], rows.device))
+    share = within_session_variance_share(
+        deviations, rows, moments.compute_covariances(rows.shape[1], rows.device)
+    )
     return share, torch.autograd.grad(share, rows)[0]
 
 
@@ -94,10 +107,16 @@ def test_variance_share_gradient_matches_finite_differences():
     _, protected, *labels = keyed_batch()
     share, gradient = share_of_itself(protected, *labels)
     steps = 1e-5 * torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape)
-    values = [[share_of_itself(protected + sign * step, *labels)[0].item() for step in steps] for sign in (1, -1)]
+    values = [
+        [share_of_itself(protected + sign * step, *labels)[0].item() for step in steps]
+        for sign in (1, -1)
+    ]
     assert 0 < share < 1
     assert_close(
-        gradient.flatten(), torch.tensor(values, dtype=torch.float64).diff(dim=0)[0] / -2e-5, atol=1e-6, rtol=1e-4
+        gradient.flatten(),
+        torch.tensor(values, dtype=torch.float64).diff(dim=0)[0] / -2e-5,
+        atol=1e-6,
+        rtol=1e-4,
     )
     # Scaling a direction changes nothing: the derivative along every linear map is 0.
     stretch = (protected - protected.mean(0)).T @ gradient
@@ -137,7 +156,12 @@ def test_moments_reset_on_a_new_width_and_are_not_saved():
     loss, fresh = train_on(PseudonymisationLoss())[0], train_on(PseudonymisationLoss(), width=7)[0]
     assert loss.state_dict() == {}
     train_on(loss, width=7)
-    assert_close(loss.disclosure.past_sessions.moments, fresh.disclosure.past_sessions.moments, atol=0, rtol=0)
+    assert_close(
+        loss.disclosure.past_sessions.moments,
+        fresh.disclosure.past_sessions.moments,
+        atol=0,
+        rtol=0,
+    )
 
 
 def test_moments_survive_a_module_in_half_precision():

@@ -20,9 +20,14 @@ def test_straight_through_returns_exact_values_with_the_gradient_of_smooth_ones(
     original, protected, speakers = batch(dtype=torch.float64)
     sides = [unit(original), unit(protected)]
     centred = [torch.tensor(side - side.mean(0)) for side in sides]
-    expected = two_sided(*trials(original, protected, speakers)) + two_sided(*trials(*centred, speakers))
+    expected = two_sided(*trials(original, protected, speakers)) + two_sided(
+        *trials(*centred, speakers)
+    )
     protected.requires_grad_()
-    values = [DisclosureLoss(centred=True, straight_through=exact)(original, protected, speakers) for exact in (0, 1)]
+    values = [
+        DisclosureLoss(centred=True, straight_through=exact)(original, protected, speakers)
+        for exact in (0, 1)
+    ]
     assert values[1].item() == pytest.approx(expected, abs=1e-9)
     assert values[0].item() == pytest.approx(expected, abs=0.06)
     assert_close(*(torch.autograd.grad(value, protected)[0] for value in values), atol=0, rtol=0)
@@ -33,11 +38,16 @@ def test_loss_with_sessions_adds_cross_session_trials():
     scores, target = trials(original, protected, speakers, "PP")
     row, column = np.triu_indices(len(speakers), 1)
     is_across = (target == 0) | (sessions[row] != sessions[column]).numpy()
-    expected = two_sided(*trials(original, protected, speakers)) + two_sided(scores[is_across], target[is_across])
+    expected = two_sided(*trials(original, protected, speakers)) + two_sided(
+        scores[is_across], target[is_across]
+    )
     loss = DisclosureLoss(straight_through=True)
     assert loss(original, protected, speakers, sessions).item() == pytest.approx(expected, abs=1e-9)
     # Session numbers may repeat from speaker to speaker.
-    assert_close(loss(original, protected, speakers, sessions % 2), loss(original, protected, speakers, sessions))
+    assert_close(
+        loss(original, protected, speakers, sessions % 2),
+        loss(original, protected, speakers, sessions),
+    )
 
 
 def test_flatness_is_the_correlation_ratio():
@@ -50,7 +60,9 @@ def test_flatness_is_the_correlation_ratio():
 
 @pytest.mark.parametrize(("rows", "most"), [(8, 0.2), (32, 0.02), (128, 0.005)])
 def test_the_value_hardly_depends_on_the_size_of_the_batch(rows, most):
-    draws = [torch.randn(2, rows, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+    draws = [
+        torch.randn(2, rows, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(8)
+    ]
     values = [DisclosureLoss()(*sides, torch.arange(rows) % (rows // 4)) for sides in draws]
     assert sum(values) / 8 < most  # calibration fits noise: 1.4 would be everything
 
@@ -63,10 +75,15 @@ def test_distinctiveness_loss_is_full_minus_pp_disclosure():
     is_within = (target == 0) | (sessions[row] == sessions[column]).numpy()
     for labels, chosen in (((speakers,), target >= 0), ((speakers, sessions), is_within)):
         expected = FULL_DISCLOSURE - d_ece(scores[chosen], target[chosen])
-        values = [DistinctivenessLoss(straight_through=exact)(original, protected, *labels) for exact in (0, 1)]
+        values = [
+            DistinctivenessLoss(straight_through=exact)(original, protected, *labels)
+            for exact in (0, 1)
+        ]
         assert values[1].item() == pytest.approx(expected, abs=1e-9)
         assert values[0].item() == pytest.approx(expected, abs=0.03)
-        assert_close(*(torch.autograd.grad(value, protected)[0] for value in values), atol=0, rtol=0)
+        assert_close(
+            *(torch.autograd.grad(value, protected)[0] for value in values), atol=0, rtol=0
+        )
 
 
 def test_pseudonymisation_is_the_weighted_sum():
@@ -91,7 +108,9 @@ def test_parts_add_up_to_the_loss_without_gradients():
     assert list(loss.parts) == ["op", "flatness", "across", "session_invariance", "distinctiveness"]
     assert_close(sum(loss.parts.values()), value.detach())
     assert not any(part.requires_grad for part in loss.parts.values())
-    assert_close(loss.parts["op"], 2 * DisclosureLoss(centred=True)(original, protected, speakers).detach())
+    assert_close(
+        loss.parts["op"], 2 * DisclosureLoss(centred=True)(original, protected, speakers).detach()
+    )
     loss(original[:1], protected[:1], speakers[:1])
     assert loss.parts == {}
 
@@ -111,16 +130,23 @@ def test_the_penalty_does_not_rise_when_past_batches_make_it_known():
 def one_sided_loss(original, protected, speakers):
     """D_ECE of OP in one direction."""
     is_trial = ~torch.eye(len(speakers), dtype=torch.bool)
-    scores, target = (normalize(original) @ normalize(protected).T)[is_trial], speakers[:, None] == speakers
+    scores, target = (
+        (normalize(original) @ normalize(protected).T)[is_trial],
+        speakers[:, None] == speakers,
+    )
     return zebra_disclosure(scores, target[is_trial], bandwidth=0.02)["d_ece"]
 
 
 def train(loss, voices, anonymise, parameters, steps, lr):
-    """Train on batches of 16 of the 37 speakers with 6 utterances each; the bundled voices lie speaker by speaker."""
+    """Train on batches of 16 of the 37 speakers with 6 utterances each; the bundled voices lie
+    speaker by speaker.
+    """
     generator, rows = torch.Generator().manual_seed(0), torch.arange(37 * 28).view(37, 28)
     optimiser = torch.optim.Adam(parameters, lr=lr)
     for _ in range(steps):
-        speakers, utterances = (torch.randperm(n, generator=generator)[:k] for n, k in ((37, 16), (28, 6)))
+        speakers, utterances = (
+            torch.randperm(n, generator=generator)[:k] for n, k in ((37, 16), (28, 6))
+        )
         chosen = rows[speakers][:, utterances].flatten()
         optimiser.zero_grad()
         loss(voices.original[chosen], anonymise(chosen), voices.speakers[chosen]).backward()

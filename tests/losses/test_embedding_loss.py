@@ -1,4 +1,6 @@
-"""What all losses have in common: arguments, lengths, gradients, precision, devices, and batches that train nothing."""
+"""What all losses have in common: arguments, lengths, gradients, precision, devices, and batches
+that train nothing.
+"""
 
 import copy
 import warnings
@@ -12,7 +14,9 @@ from torch.testing import assert_close
 
 from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
 
-each_class = pytest.mark.parametrize("make", [DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss])
+each_class = pytest.mark.parametrize(
+    "make", [DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss]
+)
 
 
 @each_loss
@@ -20,15 +24,25 @@ def test_loss_is_independent_of_order_and_labels(loss):
     original, protected, speakers = batch(dtype=torch.float64)
     order = torch.randperm(len(speakers), generator=torch.Generator().manual_seed(0))
     expected = loss(original, protected, speakers)
-    assert_close(loss(original[order], protected[order], 1000 - 7 * speakers[order]), expected, atol=1e-9, rtol=0)
+    assert_close(
+        loss(original[order], protected[order], 1000 - 7 * speakers[order]),
+        expected,
+        atol=1e-9,
+        rtol=0,
+    )
     names = [f"speaker {number}" for number in speakers.tolist()]
-    assert_close(loss(original, protected[:, None], names, names), loss(original, protected, speakers, speakers))
+    assert_close(
+        loss(original, protected[:, None], names, names),
+        loss(original, protected, speakers, speakers),
+    )
 
 
 @each_loss
 def test_row_gain_changes_only_the_gradient_norm(loss):
     original, protected, *labels = keyed_batch()
-    gains = torch.randn(2, 48, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).exp()
+    gains = torch.randn(
+        2, 48, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).exp()
     results = []
     for gain_o, gain_p in (torch.ones_like(gains), gains):
         module, rows = copy.deepcopy(loss), (gain_p * protected).requires_grad_()
@@ -37,7 +51,9 @@ def test_row_gain_changes_only_the_gradient_norm(loss):
             module(gain_o * before[0], (gain_p * before[1]).requires_grad_(), *before[2:])
         value = module(gain_o * original, rows, *labels)
         (gradient,) = torch.autograd.grad(value, rows)
-        assert_close((gradient * rows).sum(1), torch.zeros(48, dtype=torch.float64), atol=1e-12, rtol=0)
+        assert_close(
+            (gradient * rows).sum(1), torch.zeros(48, dtype=torch.float64), atol=1e-12, rtol=0
+        )
         results.append((value, gain_p * gradient))
     assert_close(results[1], results[0], atol=1e-9, rtol=1e-9)
 
@@ -69,21 +85,30 @@ def test_every_stage_of_training_has_a_finite_gradient(loss, stage):
 @pytest.mark.parametrize("length", [0, 1, 100])
 def test_nearly_constant_output_has_a_bounded_gradient(loss, spread, length):
     original, protected, speakers = batch(number=16, each=8)
-    constant = (length * (torch.ones_like(protected) / 12**0.5 + spread * protected)).requires_grad_()
+    constant = (
+        length * (torch.ones_like(protected) / 12**0.5 + spread * protected)
+    ).requires_grad_()
     loss, sessions = copy.deepcopy(loss), torch.arange(len(speakers)) % 2
-    for _ in range(12 if "past" in getattr(loss, "attacks", ()) else 2):  # that attack begins with the eleventh batch
+    # that attack begins with the eleventh batch
+    for _ in range(12 if "past" in getattr(loss, "attacks", ()) else 2):
         (gradient,) = torch.autograd.grad(loss(original, constant, speakers, sessions), constant)
         assert gradient.norm() <= 20 / max(length, 0.01)
 
 
 @pytest.mark.filterwarnings("ignore:.*batches so far had no two utterances")
 @each_class
-@pytest.mark.parametrize("speakers", [[], [3], [3, 3, 3], [1, 2, 3, 4]], ids=["nobody", "row", "speaker", "no target"])
+@pytest.mark.parametrize(
+    "speakers", [[], [3], [3, 3, 3], [1, 2, 3, 4]], ids=["nobody", "row", "speaker", "no target"]
+)
 @pytest.mark.parametrize("exact", [False, True])
 def test_loss_without_both_classes_is_zero_with_a_graph(make, speakers, exact):
-    original, protected = torch.randn(2, len(speakers), 5, generator=torch.Generator().manual_seed(0)).unbind()
+    original, protected = torch.randn(
+        2, len(speakers), 5, generator=torch.Generator().manual_seed(0)
+    ).unbind()
     protected.requires_grad_()
-    value = make(straight_through=exact)(original, protected, torch.tensor(speakers, dtype=torch.long))
+    value = make(straight_through=exact)(
+        original, protected, torch.tensor(speakers, dtype=torch.long)
+    )
     value.backward()
     assert value.item() == 0
     assert (protected.grad == 0).all()
@@ -121,14 +146,22 @@ def test_loss_does_not_sync(loss, device):
 @pytest.mark.parametrize("keyed", [False, True])
 def test_gradient_matches_finite_differences(keyed):
     # The share within sessions has the gradient of another value, which tests of attackers check.
-    loss, _ = train_on(PseudonymisationLoss(bandwidth=0.1, attacks=("past",), session_invariance=0.0))
+    loss, _ = train_on(
+        PseudonymisationLoss(bandwidth=0.1, attacks=("past",), session_invariance=0.0)
+    )
     original, protected, *labels = keyed_batch()
     evaluate = lambda rows: loss.eval()(original, rows, *labels[: 1 + keyed])  # noqa: E731
     protected.requires_grad_()
-    gradient = torch.autograd.grad(evaluate(protected), protected)[0].flatten()[::5]  # every fifth entry
+    # every fifth entry
+    gradient = torch.autograd.grad(evaluate(protected), protected)[0].flatten()[::5]
     with torch.no_grad():
-        steps = torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape)[::5] * 1e-5
-        expected = torch.stack([evaluate(protected + step) - evaluate(protected - step) for step in steps]) / 2e-5
+        steps = (
+            torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape)[::5] * 1e-5
+        )
+        expected = (
+            torch.stack([evaluate(protected + step) - evaluate(protected - step) for step in steps])
+            / 2e-5
+        )
     # The partition of PAV has no derivative, so single entries differ where a block joins another.
     assert nn.functional.cosine_similarity(gradient, expected, dim=0) > 0.98
     assert (gradient - expected).norm() < 0.2 * expected.norm()
@@ -138,7 +171,9 @@ def test_gradient_matches_finite_differences(keyed):
 def test_batches_without_gradient_warn_once_at_the_caller(make):
     original, protected, speakers = batch()
     loss, late = make(), make()
-    with pytest.warns(UserWarning, match="1 of 1 batches so far had no two utterances of one speaker") as caught:
+    with pytest.warns(
+        UserWarning, match="1 of 1 batches so far had no two utterances of one speaker"
+    ) as caught:
         loss(original, protected, torch.arange(len(original)))
     assert caught[0].filename == __file__
     with warnings.catch_warnings():

@@ -28,7 +28,10 @@ def systems():
         with suppress_warnings():  # of singling one out of 40
             report = make_report(voices(leak=leak, seed=number), **settings)
         sex = {"disclosure": 0.3 * number, "chance": 0.05, "original": 0.9}
-        attributes = {"sex": {**sex, "disclosure_low": 0.1, "disclosure_high": 0.7}, "age": {"disclosure": 0.1}}
+        attributes = {
+            "sex": {**sex, "disclosure_low": 0.1, "disclosure_high": 0.7},
+            "age": {"disclosure": 0.1},
+        }
         utility = {"WER [%]": 5.0 + number, "UAR [%]": 60.0 + number}
         named = {"attributes": attributes, "utility": utility}
         made.append(EvaluatedSystem(f"system {number}", report, **named))

@@ -10,7 +10,9 @@ def test_curves_that_coincide_have_markers_in_different_places():
     assert len({Style(number).curve(141)["markevery"] for number in range(8)}) == 8
 
 
-@pytest.mark.parametrize("name", ["_hidden", r"$\foo$", "a" * 200, "x\x1b[31my", "naïve ö", "two\nlines"])
+@pytest.mark.parametrize(
+    "name", ["_hidden", r"$\foo$", "a" * 200, "x\x1b[31my", "naïve ö", "two\nlines"]
+)
 def test_a_label_is_printable_and_short(name):
     label = as_label(name)
     assert not label.startswith("_")

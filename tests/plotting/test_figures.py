@@ -28,11 +28,16 @@ def draw(key, systems, layout=PAGE):
     return kind.draw(systems, layout)
 
 
-@pytest.mark.parametrize(("layout", "number"), [("card", 1), ("page", 1), ("page", 3)])  # a training has one system
+# a training has one system
+@pytest.mark.parametrize(("layout", "number"), [("card", 1), ("page", 1), ("page", 3)])
 @pytest.mark.parametrize("kind", FIGURES, ids=[kind.key for kind in FIGURES])
-def test_every_figure_is_drawn_inside_its_frame_with_named_axes(kind, number, layout, systems, scored):
+def test_every_figure_is_drawn_inside_its_frame_with_named_axes(
+    kind, number, layout, systems, scored
+):
     groups = [group[:number] for group in (systems, scored)]
-    drawn = [figure for group in groups if (figure := kind.draw(group, LAYOUTS[layout])) is not None]
+    drawn = [
+        figure for group in groups if (figure := kind.draw(group, LAYOUTS[layout])) is not None
+    ]
     assert drawn
     assert not pyplot.get_fignums()  # nobody has to close them
     for figure in drawn:
@@ -65,7 +70,11 @@ def test_figure_keys_are_unique_and_figures_have_descriptions():
 
 
 def test_undefined_conditions_are_drawn():
-    rows = {"original": torch.randn(4, 3), "protected": torch.randn(4, 3), "speakers": torch.zeros(4).long()}
+    rows = {
+        "original": torch.randn(4, 3),
+        "protected": torch.randn(4, 3),
+        "speakers": torch.zeros(4).long(),
+    }
     with pytest.warns(UserWarning, match="There are no"):
         report = make_report(rows)
     for layout in (CARD, PAGE):
@@ -81,7 +90,12 @@ def test_a_report_of_some_keys_has_the_figures_of_scores():
     values = make_report().scalars
     expected = [100 * float(values[f"op_tpr_at_1e-{digit}"]) for digit in (2, 3)]
     shown = legend_of(ax)[-1]
-    assert shown == "OP (" + ", ".join("–" if np.isnan(value) else f"{value:.2f}" for value in expected) + ")"
+    assert (
+        shown
+        == "OP ("
+        + ", ".join("–" if np.isnan(value) else f"{value:.2f}" for value in expected)
+        + ")"
+    )
 
 
 def test_several_systems_stand_beside_original_speech(systems, scored):
@@ -91,7 +105,10 @@ def test_several_systems_stand_beside_original_speech(systems, scored):
         ([called_original, systems[1]], ["original speech", "original", "system 1"]),
     ):
         (ax,) = draw("ece_profile", shown).axes
-        assert [label.partition(" (")[0] for label in legend_of(ax)] == ["perfect privacy", *expected]
+        assert [label.partition(" (")[0] for label in legend_of(ax)] == [
+            "perfect privacy",
+            *expected,
+        ]
 
 
 def test_any_name_can_be_drawn():
@@ -104,13 +121,18 @@ def test_any_name_can_be_drawn():
 def test_sixteen_systems_have_distinct_styles():
     embeddings = make_report(voices(speakers=6, utterances=4), sizes=(3,))
     for report in (embeddings, score_report(0, 1)):
-        systems = [EvaluatedSystem(f"system {number}", report, utility={"WER": 1.0}) for number in range(16)]
+        systems = [
+            EvaluatedSystem(f"system {number}", report, utility={"WER": 1.0})
+            for number in range(16)
+        ]
         for key in OVERLAYS:
             figure = draw(key, systems)
             for ax in () if figure is None else figure.axes:
                 lines = lines_of(ax, "system")
                 assert len(lines) >= 16, key
-                assert len({(line.get_marker(), line.get_fillstyle()) for line in lines}) == len(lines), key
+                assert len({(line.get_marker(), line.get_fillstyle()) for line in lines}) == len(
+                    lines
+                ), key
 
 
 def test_the_calibration_figure_shows_the_oracle_of_both_runs():
@@ -120,7 +142,9 @@ def test_the_calibration_figure_shows_the_oracle_of_both_runs():
     drawn = {line.get_label().split(" (")[0].split(" [")[0]: line.get_ydata() for line in ax.lines}
     assert set(drawn) == {"perfect privacy", "learnt on", "attacked", "linear", "isotonic"}
     for label, trials in (("learnt on", other), ("attacked", attacked)):
-        np.testing.assert_allclose(drawn[label], F.ece_profile(*trials[:2], ODDS).minimum, atol=1e-12)
+        np.testing.assert_allclose(
+            drawn[label], F.ece_profile(*trials[:2], ODDS).minimum, atol=1e-12
+        )
 
 
 def test_reliability_of_one_system_includes_cross_fitted_calibration(scored):
@@ -132,7 +156,10 @@ def test_reliability_of_one_system_includes_cross_fitted_calibration(scored):
 
 def test_zoo_plots_share_limits_and_name_their_condition(systems):
     figure = draw("zoo", systems)
-    assert [ax.get_title() for ax in figure.axes] == ["original, OO", *(f"system {number}, OP" for number in range(3))]
+    assert [ax.get_title() for ax in figure.axes] == [
+        "original, OO",
+        *(f"system {number}, OP" for number in range(3)),
+    ]
     assert len({(*ax.get_xlim(), *ax.get_ylim()) for ax in figure.axes}) == 1
     for ax in figure.axes:
         (x, y), (left, right) = ax.lines[-1].get_data(), ax.get_xlim()
@@ -143,11 +170,17 @@ def test_zoo_plots_share_limits_and_name_their_condition(systems):
 
 
 def test_intervals_are_drawn():
-    plain, sure = ([EvaluatedSystem("system", make_report(intervals=level))] for level in (None, 0.95))
+    plain, sure = (
+        [EvaluatedSystem("system", make_report(intervals=level))] for level in (None, 0.95)
+    )
     (before,), (after,) = (draw("ece_profile", systems).axes for systems in (plain, sure))
     assert len(after.collections) == 3 > len(before.collections) == 0
     scalars = sure[0].report.scalars
-    segments = [segment for each in draw("deid_gvd", sure).axes[0].collections for segment in each.get_segments()]
+    segments = [
+        segment
+        for each in draw("deid_gvd", sure).axes[0].collections
+        for segment in each.get_segments()
+    ]
     reached = [100 * float(scalars[f"deid_{end}"]) for end in ("low", "high")]
     assert any(np.allclose(segment[:, 0], reached) for segment in segments)
 
@@ -156,19 +189,27 @@ def test_intervals_are_drawn():
 def test_population_figures_require_sizes():
     original, protected, speakers = people(number=20, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
-    plain, known = (EvaluatedSystem("system", make_report(rows, sizes=sizes)) for sizes in (None, (10, 20, 300)))
+    plain, known = (
+        EvaluatedSystem("system", make_report(rows, sizes=sizes)) for sizes in (None, (10, 20, 300))
+    )
     assert not {"people", "utterances"} & set(draw_all_figures([plain], PAGE))
     by_hand = ReidentificationRate((10,), 4, condition="OP")
     by_hand.update(original, protected, speakers)
     for layout in (PAGE, CARD):
         figures = draw_all_figures([known], layout)
         (ax,), (longer,) = figures["people"].axes, figures["utterances"].axes
-        assert [name.partition(" (")[0] for name in legend_of(ax) if " (" in name] == ["OO", "OP", "PP"]
+        assert [name.partition(" (")[0] for name in legend_of(ax) if " (" in name] == [
+            "OO",
+            "OP",
+            "PP",
+        ]
         assert ax.lines[0].get_xdata()[-1] <= 20
         assert lines_of(ax, "extrapolated")[0].get_xdata()[-1] == 300
         # Half of the eight utterances of a speaker are tested.
         assert [list(line.get_xdata()) for line in lines_of(longer, "system")] == [[1, 2, 4]] * 3
-        assert lines_of(longer, "system")[1].get_ydata()[-1] == pytest.approx(by_hand.compute()["rate_10"].item())
+        assert lines_of(longer, "system")[1].get_ydata()[-1] == pytest.approx(
+            by_hand.compute()["rate_10"].item()
+        )
 
 
 def test_the_strongest_attack_is_drawn_beside_cosine(systems):
@@ -187,7 +228,9 @@ def test_the_strongest_attack_is_drawn_beside_cosine(systems):
 def test_figures_repeat_no_warning_of_the_report():
     original, protected, speakers = people(number=2, each=20)
     with pytest.warns(UserWarning, match=UNDEFINED):
-        report = make_report({"original": original, "protected": protected, "speakers": speakers}, sizes=(10,))
+        report = make_report(
+            {"original": original, "protected": protected, "speakers": speakers}, sizes=(10,)
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert "people" in draw_all_figures([EvaluatedSystem("system", report)], PAGE)

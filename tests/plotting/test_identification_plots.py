@@ -42,13 +42,20 @@ def test_population_rate_has_counted_and_extrapolated_lines():
     metric.update(protected=protected, speakers=speakers)
     figure, ax = metric.plot(label="one")
     metric.plot(ax=ax, label="another")
-    counted, extrapolated, chance = (lines_of(ax, gid) for gid in ("system", "extrapolated", "chance"))
+    counted, extrapolated, chance = (
+        lines_of(ax, gid) for gid in ("system", "extrapolated", "chance")
+    )
     assert (len(counted), len(extrapolated), len(chance)) == (2, 2, 1)
     assert counted[0].get_xdata()[-1] == extrapolated[0].get_xdata()[0] == 30
     assert extrapolated[0].get_xdata()[-1] == 500
     assert extrapolated[0].get_ydata()[-1] == pytest.approx(metric.compute()["rate_500"].item())
     assert np.allclose(np.multiply(*chance[0].get_data()), 1)
-    assert legend_of(ax) == ["one (gallery of 30)", "extrapolated", "chance", "another (gallery of 30)"]
+    assert legend_of(ax) == [
+        "one (gallery of 30)",
+        "extrapolated",
+        "chance",
+        "another (gallery of 30)",
+    ]
     assert ax.get_figure() is figure
     assert not lines_of(draw_population_rate({2: 0.9, 10: 0.5}, 10.0, None)[1], "extrapolated")
 
@@ -60,7 +67,9 @@ def test_singling_out_is_drawn_with_its_error_beside_chance():
     with pytest.warns(UserWarning, match=UNDEFINED):
         _, ax = metric.plot()
     value = metric.compute()
-    assert lines_of(ax, "system")[0].get_ydata() == pytest.approx([value[f"singling_out_{n}"].item() for n in (5, 10)])
+    assert lines_of(ax, "system")[0].get_ydata() == pytest.approx(
+        [value[f"singling_out_{n}"].item() for n in (5, 10)]
+    )
     assert lines_of(ax, "chance")[0].get_ydata() == pytest.approx([math.exp(-1)] * 2)
     low, high = ax.collections[0].get_segments()[0][:, 1]
     assert high - low == pytest.approx(4 * value["singling_out_5_error"].item())

@@ -39,7 +39,9 @@ def trials(request):
 
 def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials):
     preds, target = trials
-    _, ax = draw_score_histogram(collect_trial_scores(preds, target).measure_input, {"raw_eer": 0.25}, None, "OP")
+    _, ax = draw_score_histogram(
+        collect_trial_scores(preds, target).measure_input, {"raw_eer": 0.25}, None, "OP"
+    )
     (fill,) = (patch for patch in ax.patches if patch.get_fill() and patch.get_label() == "target")
     heights, edges, _ = fill.get_data()
     expected, _ = np.histogram(preds[target], bins=edges, density=True)
@@ -47,27 +49,36 @@ def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials)
     np.testing.assert_allclose(heights, expected, atol=2 / 300 / np.diff(edges).min())
     (line,) = lines_of(ax, "threshold")
     threshold = line.get_xdata()[0]
-    miss, false_alarm = (preds[target] < threshold).double().mean(), (preds[~target] >= threshold).double().mean()
+    miss, false_alarm = (
+        (preds[target] < threshold).double().mean(),
+        (preds[~target] >= threshold).double().mean(),
+    )
     step = max(float((preds == threshold)[target].double().mean()), 0.01)
     assert abs(float(miss - false_alarm)) <= 2 * step
     assert legend_of(ax)[-1] == "raw EER 25.00 %"
 
 
 def test_scores_that_are_all_the_same_have_no_histogram():
-    _, ax = draw_score_histogram(collect_trial_scores(torch.zeros(4), torch.arange(4) < 2).measure_input, {}, None)
+    _, ax = draw_score_histogram(
+        collect_trial_scores(torch.zeros(4), torch.arange(4) < 2).measure_input, {}, None
+    )
     assert not ax.patches
 
 
 def test_the_det_curve_lies_on_probit_axes_and_marks_the_raw_eer(trials):
     preds, target = trials
     eer = float(F.raw_equal_error_rate(preds, target))
-    _, ax = draw_det(collect_trial_scores(preds, target).counts.ascending, {"raw_eer": eer}, None, "OP")
+    _, ax = draw_det(
+        collect_trial_scores(preds, target).counts.ascending, {"raw_eer": eer}, None, "OP"
+    )
     curve, marker = [line for line in ax.lines if line.get_gid() != "chance"][1:]
     false_alarm, miss = error_rates(preds.numpy(), target.numpy())
     expected = np.interp(norm.cdf(curve.get_xdata()), false_alarm[::-1], miss[::-1])
     np.testing.assert_allclose(norm.cdf(curve.get_ydata()), expected, atol=1e-6)
     assert marker.get_gid() == "system"
-    np.testing.assert_allclose(norm.cdf([marker.get_xdata()[0], marker.get_ydata()[0]]), eer, atol=1e-6)
+    np.testing.assert_allclose(
+        norm.cdf([marker.get_xdata()[0], marker.get_ydata()[0]]), eer, atol=1e-6
+    )
     assert marker.get_label() == f"OP ({100 * eer:.2f})"
     x, y = ax.lines[1].get_data()
     np.testing.assert_allclose(norm.cdf(x), 1 - norm.cdf(y))
@@ -92,9 +103,14 @@ def test_profiles_share_the_curve_of_the_prior_and_show_bands():
     prior, ax = prior_entropy(ODDS), None
     for number in range(3):
         values = {"d_ece": 0.1, "l_w": 1.0, "tag": 2}
-        figure, ax = draw_ece_profile(prior / 2, None, values, ax, f"system {number}", (prior / 3, prior))
+        figure, ax = draw_ece_profile(
+            prior / 2, None, values, ax, f"system {number}", (prior / 3, prior)
+        )
     labels = [line.get_label() for line in ax.lines]
-    assert labels == ["perfect privacy", *(f"system {number} (0.100, 1.00, B)" for number in range(3))]
+    assert labels == [
+        "perfect privacy",
+        *(f"system {number} (0.100, 1.00, B)" for number in range(3)),
+    ]
     assert len(ax.collections) == 3
     assert ax.lines[0].get_zorder() > ax.lines[1].get_zorder()
     assert ax.get_figure() is figure
@@ -124,7 +140,13 @@ def test_attacks_are_sorted_and_show_chance_level_and_interval():
 
 
 def test_attributes_stand_beside_chance_and_original_speech():
-    sex = {"disclosure": 0.6, "disclosure_low": 0.5, "disclosure_high": 0.7, "chance": 0.03, "original": 0.98}
+    sex = {
+        "disclosure": 0.6,
+        "disclosure_low": 0.5,
+        "disclosure_high": 0.7,
+        "chance": 0.03,
+        "original": 0.98,
+    }
     _, ax = draw_attribute_bits({"sex": sex, "age": {"disclosure": 0.1}}, axes_or_new(None), "B2")
     assert [label.get_text() for label in ax.get_yticklabels()] == ["age", "sex"]
     assert [bar.get_width() for bar in ax.patches] == [0.1, 0.6]

@@ -11,7 +11,11 @@ from torch.testing import assert_close
 
 from vpmetrics._scores.speaker_similarity import SimilarityMatrices, diagonal_and_row_means
 from vpmetrics.functional import speaker_disclosure
-from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_tested_and_enrolled, draw_zoo
+from vpmetrics.plotting.speaker_plots import (
+    draw_similarity_matrices,
+    draw_tested_and_enrolled,
+    draw_zoo,
+)
 from vpmetrics.report.figures import CARD, FIGURES, PAGE
 
 
@@ -40,9 +44,17 @@ def test_the_zoo_places_speakers():
 
 
 def test_the_zoo_counts_animals():
-    own, others = torch.tensor([0.1, 0.9, 0.2, 0.8, 0.5, 0.5, 0.5]), torch.tensor([0.1, 0.9, 0.8, 0.2, 0.5, 0.5, 0.5])
+    own, others = (
+        torch.tensor([0.1, 0.9, 0.2, 0.8, 0.5, 0.5, 0.5]),
+        torch.tensor([0.1, 0.9, 0.8, 0.2, 0.5, 0.5, 0.5]),
+    )
     _, ax = draw_zoo(own, others, None)
-    assert {text.get_text() for text in ax.texts} == {"worms: 1", "chameleons: 1", "phantoms: 1", "doves: 1"}
+    assert {text.get_text() for text in ax.texts} == {
+        "worms: 1",
+        "chameleons: 1",
+        "phantoms: 1",
+        "doves: 1",
+    }
     _, ax = draw_zoo(torch.full((6,), 0.5), torch.full((6,), 0.5), None)
     assert not ax.texts  # speakers all alike
 
@@ -60,12 +72,16 @@ def test_speakers_are_sorted_and_the_worst_are_named(systems):
         assert (np.diff(values) <= 0).all()
         assert values[0] == pytest.approx(system.get_or_nan("worst_speaker_d_ece", "OP"))
         assert sorted(enrolled.get_ydata()) != sorted(values)
-        assert ax.texts[0].get_text() == system.speaker_name(system.get_or_nan("worst_speaker", "OP"))
+        assert ax.texts[0].get_text() == system.speaker_name(
+            system.get_or_nan("worst_speaker", "OP")
+        )
         assert not lines_of(axes[-1], "enrolled")  # PP has one side
 
 
 def test_speakers_without_trials_are_not_drawn():
-    found = speaker_disclosure(torch.arange(3.0), torch.tensor([0, 1, 1]), torch.tensor([[5, 4, 4], [4, 4, 4]]))
+    found = speaker_disclosure(
+        torch.arange(3.0), torch.tensor([0, 1, 1]), torch.tensor([[5, 4, 4], [4, 4, 4]])
+    )
     _, ax = draw_tested_and_enrolled(found, 0.1, str, None)
     (tested,) = lines_of(ax, "probed")
     assert len(tested.get_xdata()) == 1

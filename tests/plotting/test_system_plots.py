@@ -36,7 +36,9 @@ def test_a_whisker_below_0_is_inside_its_axis():
 
 
 def test_a_path_leaves_out_what_is_not_finite():
-    _, ax = draw_path([{"deid": x, "gvd": y} for x, y in ((0.1, -1.0), (0.2, -math.inf), (math.nan, 0.0))], None)
+    _, ax = draw_path(
+        [{"deid": x, "gvd": y} for x, y in ((0.1, -1.0), (0.2, -math.inf), (math.nan, 0.0))], None
+    )
     assert ax.lines[0].get_data()[0].tolist() == [10.0]
     draw_path([], None)[0].draw_without_rendering()
 
@@ -44,11 +46,18 @@ def test_a_path_leaves_out_what_is_not_finite():
 @pytest.mark.parametrize("is_lower_better", [True, False])
 def test_utility_plot_front_is_the_set_of_non_dominated_systems(is_lower_better):
     draw = random.Random(0)
-    systems = [(f"system {n}", {"disclosure": draw.randint(0, 7) / 10}, draw.randint(0, 9)) for n in range(20)]
+    systems = [
+        (f"system {n}", {"disclosure": draw.randint(0, 7) / 10}, draw.randint(0, 9))
+        for n in range(20)
+    ]
     _, ax = draw_utility(systems, "WER", is_lower_better)
     sign = 1 if is_lower_better else -1
     points = {(scalars["disclosure"], sign * utility) for _, scalars, utility in systems}
-    best = {one for one in points if not any(a <= one[0] and b <= one[1] and (a, b) != one for a, b in points)}
+    best = {
+        one
+        for one in points
+        if not any(a <= one[0] and b <= one[1] and (a, b) != one for a, b in points)
+    }
     front = ax.lines[0]
     assert front.get_label() == "Pareto front"
     assert {(x, sign * y) for x, y in zip(*front.get_data(), strict=True)} == best
@@ -61,7 +70,9 @@ def test_utility_plot_front_is_the_set_of_non_dominated_systems(is_lower_better)
 def test_utility_plot_of_a_training_shows_budget_and_choice():
     rows = [(0.3, 1.0), (0.1, 3.0), (0.3, 4.0), (math.nan, 2.0)]
     points = [("validation", {"found_in_100": value}, utility) for value, utility in rows]
-    _, ax = draw_utility([*points, ("chosen", *points[1][1:])], "loss", True, key="found_in_100", budget=0.2)
+    _, ax = draw_utility(
+        [*points, ("chosen", *points[1][1:])], "loss", True, key="found_in_100", budget=0.2
+    )
     assert legend_of(ax) == ["Pareto front", "validation", "chosen", "budget 20"]
     assert list(ax.lines[0].get_xdata()) == pytest.approx([10, 30])
     assert draw_utility([], "loss", True)[1].lines[:] == []

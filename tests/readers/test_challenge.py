@@ -23,7 +23,10 @@ def write_data(recipe, libri, base="libri_test"):
 
 def write_vectors(folder, libri, *sides, level="utt-level", base="libri_test"):
     """Vectors of original speech for the side "", and of protected speech for all others."""
-    sets = {"enrolls": libri.enrolled, **{f"trials_{s}": sorted({u for _, u, _ in libri.trials[s]}) for s in "fm"}}
+    sets = {
+        "enrolls": libri.enrolled,
+        **{f"trials_{s}": sorted({u for _, u, _ in libri.trials[s]}) for s in "fm"},
+    }
     for side in sides:
         draw, vectors = np.random.default_rng(len(side)), libri.vectors["_anon" if side else ""]
         for name in SETS:
@@ -34,13 +37,19 @@ def write_vectors(folder, libri, *sides, level="utt-level", base="libri_test"):
 def write_set(folder, vectors, order):
     """Rows in the order of a set, as the toolkit of 2024 has them, with their index."""
     folder.mkdir(parents=True)
-    torch.save(torch.from_numpy(np.stack([vectors[u] for u in order])), folder / "speaker_vectors.pt")
+    torch.save(
+        torch.from_numpy(np.stack([vectors[u] for u in order])), folder / "speaker_vectors.pt"
+    )
     (folder / "id2idx").write_text("".join(f"{u} {row}\n" for row, u in enumerate(order)))
-    (folder / "idx2spk").write_text("".join(f"{row} {u.split('-')[0]}\n" for row, u in enumerate(order)))
+    (folder / "idx2spk").write_text(
+        "".join(f"{row} {u.split('-')[0]}\n" for row, u in enumerate(order))
+    )
 
 
 def write_scores(folder, libri, side):
-    """Lines ``enrol trial score`` of each condition and sex, as 2020's and 2022's recipes write them."""
+    """Lines ``enrol trial score`` of each condition and sex, as 2020's and 2022's recipes write
+    them.
+    """
     for condition, (enrol, probe) in CONDITIONS.items():
         for sex in "fm":
             enrol_set = f"libri_test_enrolls{side if enrol else ''}"
@@ -48,7 +57,9 @@ def write_scores(folder, libri, side):
             (folder / name).mkdir(parents=True)
             scores, _ = expected_scores(libri, sex, condition)
             rows = zip(libri.trials[sex], scores.tolist(), strict=True)
-            (folder / name / "scores").write_text("".join(f"{s} {u} {score!r}\n" for (s, u, _), score in rows))
+            (folder / name / "scores").write_text(
+                "".join(f"{s} {u} {score!r}\n" for (s, u, _), score in rows)
+            )
 
 
 def assert_expected(system, measures):
@@ -56,7 +67,11 @@ def assert_expected(system, measures):
     for (sex, condition), values in measures.items():
         got = system["groups"][f"libri_test_{sex}"]["scalars"]
         for name, value in values.items():
-            assert got[f"{condition}_{name}"] == pytest.approx(value, abs=1e-9), (sex, condition, name)
+            assert got[f"{condition}_{name}"] == pytest.approx(value, abs=1e-9), (
+                sex,
+                condition,
+                name,
+            )
     mean = (measures["f", "op"]["eer"] + measures["m", "op"]["eer"]) / 2
     assert system["average"]["scalars"]["op_eer"] == pytest.approx(mean, abs=1e-9)
 
@@ -65,11 +80,21 @@ def test_attacks_on_vectors_of_2024_match_the_suite(tmp_path, evaluate_challenge
     write_data(tmp_path, libri)
     write_vectors(tmp_path / "exp", libri, "", "_anon")
     (system,) = evaluate_challenge(tmp_path)
-    used = [*libri.enrolled, *sorted({u for rows in libri.trials.values() for _, u, _ in rows})][::-1]
-    sides = [torch.tensor(np.stack([libri.vectors[side][u] for u in used])).double() for side in ("", "_anon")]
+    used = [*libri.enrolled, *sorted({u for rows in libri.trials.values() for _, u, _ in rows})][
+        ::-1
+    ]
+    sides = [
+        torch.tensor(np.stack([libri.vectors[side][u] for u in used])).double()
+        for side in ("", "_anon")
+    ]
     speakers = torch.tensor([int(u.split("-")[0]) for u in used])
     metric = VoicePrivacy(metrics=["op_d_ece_strongest", "op_eer_strongest"], enrolment="speaker")
-    metric.update(*sides, speakers, torch.tensor([u in set(libri.enrolled) for u in used]), groups=speakers // 1000)
+    metric.update(
+        *sides,
+        speakers,
+        torch.tensor([u in set(libri.enrolled) for u in used]),
+        groups=speakers // 1000,
+    )
     found = metric.compute()
     assert found["op_d_ece_strongest"] > 0.1
     for key, value in found.items():
@@ -106,7 +131,8 @@ def test_trial_lists_next_to_vectors_are_read(tmp_path, evaluate_challenge, libr
 RATES = """\
 ASR-libri_dev_asr_anon\n  %WER 1.0 [ 1 / 100 ] tgsmall\n  %WER 2.0 [ 2 / 100 ] tglarge
 ASR-libri_test_asr\n  %WER 3.0 [ 3 / 100 ] tglarge
-ASR-libri_test_asr_anon\n  %WER 6.20 [ 6 / 100 ] tgsmall/wer_13_0.0\n  %WER 4.58 [ 4 / 100 ] tglarge/wer_12
+ASR-libri_test_asr_anon\n  %WER 6.20 [ 6 / 100 ] tgsmall/wer_13_0.0
+  %WER 4.58 [ 4 / 100 ] tglarge/wer_12
 ASR-vctk_test_asr_anon\n  %WER 9.0 [ 9 / 100 ] tgsmall\n  %WER 8.0 [ 8 / 100 ] tglarge
 """
 
@@ -121,13 +147,22 @@ def test_the_scores_of_2020_and_2022_are_found_labelled_and_grouped(
     systems = evaluate_challenge(tmp_path)
     assert [system["name"] for system in systems] == ["anon", "mcadams"]
     # That of the large language model, averaged over sets.
-    assert [system["utility"] for system in systems] == [{"WER": pytest.approx((4.58 + 8.0) / 2)}, {}]
+    assert [system["utility"] for system in systems] == [
+        {"WER": pytest.approx((4.58 + 8.0) / 2)},
+        {},
+    ]
     for system in systems:
         assert_expected(system, libri_measures)
         assert system["unattacked"].startswith("scores give an attacker nothing to learn from")
-        assert "no DeID and no G_VD: they need embeddings, and the folder has only scores" in system["notes"]
+        assert (
+            "no DeID and no G_VD: they need embeddings, and the folder has only scores"
+            in system["notes"]
+        )
         assert system["speakers"] == 40  # of whom 11 are never enrolled: by lists of the recipe
-        assert system["scalars"]["op_eer_low"] < system["groups"]["libri_test_f"]["scalars"]["op_eer_low"] + 0.1
+        assert (
+            system["scalars"]["op_eer_low"]
+            < system["groups"]["libri_test_f"]["scalars"]["op_eer_low"] + 0.1
+        )
 
 
 def test_folder_without_results_or_trial_lists_raises(tmp_path, libri, capsys):
@@ -139,7 +174,10 @@ def test_folder_without_results_or_trial_lists_raises(tmp_path, libri, capsys):
     write_data(tmp_path, libri)
     for option in (["--no-attacks"], ["--scoring", "dot"]):
         run("challenge", tmp_path, *option, expect=2)
-        assert f"Expected no {option[0]} with a folder of scores: it would do nothing" in capsys.readouterr().err
+        assert (
+            f"Expected no {option[0]} with a folder of scores: it would do nothing"
+            in capsys.readouterr().err
+        )
 
 
 SUMMARY = """\
@@ -168,7 +206,8 @@ def write_recipe_of_2024(recipe, libri, systems):
                 for side in ("", suffix):
                     if not (place / f"{base}_enrolls{side}").exists():
                         write_vectors(place, libri, side, base=base)
-                        write_vectors(place, libri, side, level="spk-level", base=base)  # means, which are not read
+                        # means, which are not read
+                        write_vectors(place, libri, side, level="spk-level", base=base)
     for suffix in systems:
         path = recipe / "exp/results_summary" / f"result_for_rank{suffix}"
         path.parent.mkdir(exist_ok=True)
@@ -185,12 +224,18 @@ def evaluated_of(monkeypatch, *arguments):
     return systems
 
 
-def test_datasets_and_attackers_of_2024_have_a_row_each(tmp_path, libri, libri_measures, monkeypatch):
+def test_datasets_and_attackers_of_2024_have_a_row_each(
+    tmp_path, libri, libri_measures, monkeypatch
+):
     write_recipe_of_2024(tmp_path, libri, ["_mcadams"])
     systems = evaluated_of(monkeypatch, "challenge", tmp_path, "--no-attacks", "--intervals", "0")
-    names = {one.name: tuple(map(one.challenge_condition_names.get, ("OP", "PP"))) for one in systems}
+    names = {
+        one.name: tuple(map(one.challenge_condition_names.get, ("OP", "PP"))) for one in systems
+    }
     for dataset in ("dev", "test"):
-        encoders = [names[f"mcadams {dataset}, {encoder}"] for encoder in ("ASV_eval", "ASV_eval^anon")]
+        encoders = [
+            names[f"mcadams {dataset}, {encoder}"] for encoder in ("ASV_eval", "ASV_eval^anon")
+        ]
         assert encoders == [("OA, ignorant", "AA, lazy-informed"), ("OA", "AA, semi-informed")]
         assert names[f"mcadams {dataset}"] in encoders
     assert [one.dataset for one in systems] == ["dev"] * 3 + ["test"] * 3
@@ -204,7 +249,9 @@ def test_datasets_and_attackers_of_2024_have_a_row_each(tmp_path, libri, libri_m
         for (sex, condition), values in libri_measures.items():
             group = system.groups[f"libri_{system.dataset}_{sex}"]
             for name, value in values.items():
-                assert group.get_or_nan(name, condition.upper()) == pytest.approx(value, abs=1e-9), (name, condition)
+                assert group.get_or_nan(name, condition.upper()) == pytest.approx(
+                    value, abs=1e-9
+                ), (name, condition)
 
 
 def test_results_folders_are_compared(tmp_path, libri, monkeypatch):
@@ -213,7 +260,12 @@ def test_results_folders_are_compared(tmp_path, libri, monkeypatch):
     (tmp_path / "utility.csv").write_text("system,MOS,WER\nnac test,3.5,\n")
     options = ["--no-attacks", "--intervals", "0", "--utility", tmp_path / "utility.csv"]
     systems = evaluated_of(monkeypatch, "challenge", *folders, *options)
-    assert [system.name for system in systems] == ["mcadams dev", "mcadams test", "nac dev", "nac test"]
+    assert [system.name for system in systems] == [
+        "mcadams dev",
+        "mcadams test",
+        "nac dev",
+        "nac test",
+    ]
     assert {system.utility["WER"] for system in systems if system.dataset == "test"} == {9.994}
     assert [system.utility.get("MOS") for system in systems] == [None, None, None, 3.5]
 
@@ -231,18 +283,26 @@ def test_average_of_2026_covers_languages_of_mixed_sex(tmp_path, libri, monkeypa
         write_vectors(place, libri, "", "_ssl", base=base)
         for side, vectors in zip(("", "_ssl"), libri.vectors.values(), strict=True):
             write_set(place / f"{base}_trials_mixed{side}" / "utt-level", vectors, names)
-    (system,) = evaluated_of(monkeypatch, "challenge", tmp_path / "exp", "--no-attacks", "--intervals", "0")
+    (system,) = evaluated_of(
+        monkeypatch, "challenge", tmp_path / "exp", "--no-attacks", "--intervals", "0"
+    )
     assert system.weights == {"de_test_mixed": 0.5, "fr_test_mixed": 0.5}
-    assert set(system.groups) == {f"{name}_test_{kind}" for name in ("de", "fr") for kind in ("f", "m", "mixed")}
+    assert set(system.groups) == {
+        f"{name}_test_{kind}" for name in ("de", "fr") for kind in ("f", "m", "mixed")
+    }
     assert sum(system.report.conditions["PP"].num_trials) == 2 * trials.count("\n")
     scores = [expected_scores(libri, sex, "pp") for sex in "fm"]
     expected = equal_error_rate(*(np.concatenate(part) for part in zip(*scores, strict=True)))
     for language in ("de", "fr"):
-        assert system.groups[f"{language}_test_mixed"].get_or_nan("eer", "PP") == pytest.approx(expected, abs=1e-9)
+        assert system.groups[f"{language}_test_mixed"].get_or_nan("eer", "PP") == pytest.approx(
+            expected, abs=1e-9
+        )
     assert any("compared by 2 encoders" in note for note in system.notes)
 
 
-def test_speakers_of_librispeech_are_inferred_and_said_once(tmp_path, evaluate_challenge, libri, libri_measures):
+def test_speakers_of_librispeech_are_inferred_and_said_once(
+    tmp_path, evaluate_challenge, libri, libri_measures
+):
     write_data(tmp_path, libri)
     write_vectors(tmp_path / "exp", libri, "", "_anon")
     for path in [*tmp_path.rglob("utt2spk"), *tmp_path.rglob("idx2spk")]:
@@ -256,7 +316,9 @@ def test_speakers_of_librispeech_are_inferred_and_said_once(tmp_path, evaluate_c
     assert system["scalars"]["deid"] > 0
 
 
-def test_speakers_of_scores_are_inferred_from_names(tmp_path, evaluate_challenge, libri, libri_measures):
+def test_speakers_of_scores_are_inferred_from_names(
+    tmp_path, evaluate_challenge, libri, libri_measures
+):
     write_data(tmp_path, libri)
     write_scores(tmp_path / "exp", libri, "_anon")
     for path in tmp_path.rglob("utt2spk"):

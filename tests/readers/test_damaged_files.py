@@ -127,7 +127,9 @@ def write_wide_table(path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    constant = pa.DictionaryArray.from_arrays(pa.array(np.zeros(1 << 22, dtype="i4")), pa.array([0.5]))
+    constant = pa.DictionaryArray.from_arrays(
+        pa.array(np.zeros(1 << 22, dtype="i4")), pa.array([0.5])
+    )
     pq.write_table(pa.table({f"x{column}": constant for column in range(100)}), path)
 
 
@@ -135,7 +137,9 @@ def write_long_lists(path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    lists = pa.ListArray.from_arrays(np.arange(0, (1 << 22) + 1, 1 << 10, dtype="i4"), pa.array(np.zeros(1 << 22)))
+    lists = pa.ListArray.from_arrays(
+        np.arange(0, (1 << 22) + 1, 1 << 10, dtype="i4"), pa.array(np.zeros(1 << 22))
+    )
     pq.write_table(pa.table({"x": pa.concat_arrays([lists] * 80)}), path)
 
 
@@ -146,20 +150,40 @@ def write_promising_set(path):
 
 def write_promising_header(path):
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"shape": (1 << 30, 4), "fortran_order": False, "descr": "<f4"})
+        np.lib.format.write_array_header_1_0(
+            file, {"shape": (1 << 30, 4), "fortran_order": False, "descr": "<f4"}
+        )
         file.write(bytes(64))
 
 
 @pytest.mark.parametrize(
     ("name", "write", "message"),
     [
-        ("x.parquet", write_wide_table, "expected at most 2,048 MiB once unpacked, but got 3,200 MiB; split it"),
-        ("lists.parquet", write_long_lists, "expected at most 2,048 MiB once unpacked, but got 2,560 MiB"),
-        ("x.h5", write_promising_set, "expected at most 2,048 MiB once unpacked, but got 16,384 MiB"),
-        ("x.npy", write_promising_header, r"is cut off: it has 192 bytes for an array of shape \(1073741824, 4\)"),
+        (
+            "x.parquet",
+            write_wide_table,
+            "expected at most 2,048 MiB once unpacked, but got 3,200 MiB; split it",
+        ),
+        (
+            "lists.parquet",
+            write_long_lists,
+            "expected at most 2,048 MiB once unpacked, but got 2,560 MiB",
+        ),
+        (
+            "x.h5",
+            write_promising_set,
+            "expected at most 2,048 MiB once unpacked, but got 16,384 MiB",
+        ),
+        (
+            "x.npy",
+            write_promising_header,
+            r"is cut off: it has 192 bytes for an array of shape \(1073741824, 4\)",
+        ),
     ],
 )
-def test_what_asks_for_too_much_memory_is_refused_before_it_is_allocated(tmp_path, memory, name, write, message):
+def test_what_asks_for_too_much_memory_is_refused_before_it_is_allocated(
+    tmp_path, memory, name, write, message
+):
     path = tmp_path / name
     write(path)
     before = memory()
@@ -189,7 +213,9 @@ def test_sets_in_other_files_are_refused(tmp_path):
         file["x"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "x")
         file["y"] = np.eye(2)
     for name in ("virtual.h5", "external.h5"):
-        with pytest.raises(InputError, match=rf"{name}:x: is stored in other files, which are not read; copy it"):
+        with pytest.raises(
+            InputError, match=rf"{name}:x: is stored in other files, which are not read; copy it"
+        ):
             read_arrays(str(tmp_path / name))
     assert list(read_arrays(str(tmp_path / "linked.h5")).by_name) == ["y"]
 
@@ -201,7 +227,10 @@ def test_impossible_sample_rates_are_refused(tmp_path, rate):
     content = bytearray(path.read_bytes())
     content[24:28] = rate.to_bytes(4, "little")
     path.write_bytes(content)
-    with pytest.raises(AudioError, match=rf"x\.wav has a sample rate of {rate:,} Hz; expected one of 1,000 to 768,000"):
+    with pytest.raises(
+        AudioError,
+        match=rf"x\.wav has a sample rate of {rate:,} Hz; expected one of 1,000 to 768,000",
+    ):
         read_audio(path, 16000)
 
 

@@ -22,26 +22,42 @@ def write_npy(folder, voices):
     np.save(folder / "o.npy", voices.original)
     np.savez(folder / "p.npz", b2=voices.protected["B2"], other=1)
     (folder / "speakers.txt").write_text("\n".join(voices.names))
-    return ["--original", folder / "o.npy", "--protected", f"{folder}/p.npz:b2", "--speakers", folder / "speakers.txt"]
+    return [
+        "--original",
+        folder / "o.npy",
+        "--protected",
+        f"{folder}/p.npz:b2",
+        "--speakers",
+        folder / "speakers.txt",
+    ]
 
 
 def write_pt(folder, voices):
-    content = {"original": voices.original, "protected": voices.protected["B2"], "speakers": voices.names}
+    content = {
+        "original": voices.original,
+        "protected": voices.protected["B2"],
+        "speakers": voices.names,
+    }
     torch.save(content, folder / "all.pt")
     return [folder / "all.pt"]
 
 
 def write_rows_of_one_frame(folder, voices):
-    sides = {"original": voices.original[:, None], "protected": voices.protected["B2"][:, None]}  # (N, 1, D)
+    # (N, 1, D)
+    sides = {"original": voices.original[:, None], "protected": voices.protected["B2"][:, None]}
     np.savez(folder / "x.npz", utterances=voices.utterances, **sides)
     return [folder / "x.npz", "--utt2spk", write_utt2spk(folder, voices)]
 
 
 def write_sides(folder, voices, suffix=""):
-    """Dictionaries of utterances, whose protected side is in another order and may have a suffix."""
+    """Dictionaries of utterances, whose protected side is in another order and may have a
+    suffix.
+    """
     protected = dict(zip(voices.utterances, voices.protected["B2"], strict=True))
     torch.save(dict(zip(voices.utterances, voices.original, strict=True)), folder / "o.pt")
-    torch.save({f"{name}{suffix}": row[None] for name, row in reversed(protected.items())}, folder / "p.pt")
+    torch.save(
+        {f"{name}{suffix}": row[None] for name, row in reversed(protected.items())}, folder / "p.pt"
+    )
     return [folder / "o.pt", folder / "p.pt", "--utt2spk", write_utt2spk(folder, voices)]
 
 
@@ -49,11 +65,15 @@ def write_sides(folder, voices, suffix=""):
     "write", [write_npz, write_named_npz, write_npy, write_pt, write_rows_of_one_frame, write_sides]
 )
 def test_embeddings_give_every_scalar_of_the_suite(tmp_path, evaluate, voices, write):
-    attacks, option = ("standard", []) if write is write_pt else (None, ["--no-attacks"])  # which take their time
+    # which take their time
+    attacks, option = ("standard", []) if write is write_pt else (None, ["--no-attacks"])
     (system,) = evaluate(*write(tmp_path, voices), *option)
     assert_scalars(system["scalars"], expected_scalars(voices, attacks=attacks))
     if write is write_npz:
-        said = f"{tmp_path / 'all.npz'}: taken emb_O as original, anonymised as protected, spk as speakers"
+        said = (
+            f"{tmp_path / 'all.npz'}: taken emb_O as original, anonymised as protected, spk as"
+            " speakers"
+        )
         assert said in system["notes"]
     else:  # nothing was guessed
         assert "taken" not in " ".join(system["notes"])
@@ -63,21 +83,33 @@ def test_unpaired_utterances_raise_unless_partial_is_set(tmp_path, voices, capsy
     options = write_sides(tmp_path, voices)
     torch.save(dict(list(torch.load(tmp_path / "p.pt").items())[:-5]), tmp_path / "p.pt")
     run("evaluate", *options, expect=2)
-    assert f"{tmp_path / 'o.pt'}: 5 of 60 utterances are not in the other files, first" in capsys.readouterr().err
+    assert (
+        f"{tmp_path / 'o.pt'}: 5 of 60 utterances are not in the other files, first"
+        in capsys.readouterr().err
+    )
     run("evaluate", *options, "--partial", "--no-attacks")
     assert "5 of 60 utterances left out" in capsys.readouterr().out
 
 
 def test_utterances_given_twice_count_once(tmp_path, assert_same_as_suite, voices):
-    twice = {"original": voices.original, "protected": voices.protected["B2"], "speakers": voices.speakers}
+    twice = {
+        "original": voices.original,
+        "protected": voices.protected["B2"],
+        "speakers": voices.speakers,
+    }
     twice["recording"] = torch.arange(60)
-    torch.save({name: values.repeat(2, *[1] * (values.dim() - 1)) for name, values in twice.items()}, tmp_path / "x.pt")
+    torch.save(
+        {name: values.repeat(2, *[1] * (values.dim() - 1)) for name, values in twice.items()},
+        tmp_path / "x.pt",
+    )
     assert_same_as_suite(tmp_path / "x.pt", "--utterances", "recording")
 
 
 def test_guessed_array_names_are_noted(tmp_path, voices, capsys):
     run("evaluate", *write_npz(tmp_path, voices), "--no-attacks")
-    said = f"{tmp_path / 'all.npz'}: taken emb_O as original, anonymised as protected, spk as speakers"
+    said = (
+        f"{tmp_path / 'all.npz'}: taken emb_O as original, anonymised as protected, spk as speakers"
+    )
     assert f"note: {said}\n" in capsys.readouterr().out
     for write in (write_pt, write_named_npz):  # nothing was guessed
         run("evaluate", *write(tmp_path, voices), "--no-attacks")
@@ -91,20 +123,57 @@ ROWS = {"original": ONES, "protected": ONES, "speakers": [1, 1, 2, 2]}
 @pytest.mark.parametrize(
     ("arrays", "options", "message"),
     [
-        ({"x1": ONES}, [], "expected an array 'original' (--original NAME gives another name), but got x1"),
-        ({"original": ONES}, ["--protected", "nowhere.npy"], "expected an array 'nowhere.npy', but got"),
+        (
+            {"x1": ONES},
+            [],
+            "expected an array 'original' (--original NAME gives another name), but got x1",
+        ),
+        (
+            {"original": ONES},
+            ["--protected", "nowhere.npy"],
+            "expected an array 'nowhere.npy', but got",
+        ),
         (ROWS | {"protected": np.ones((4, 3))}, [], "expected shape (4, 2), that of"),
-        (ROWS | {"original": ONES[:, :0]}, [], "expected original embeddings, numbers of shape (N, D), but got float"),
-        (ROWS | {"original": ONES.astype(complex)}, [], "expected original embeddings, numbers of shape (N, D), but"),
-        (ROWS | {"protected": ONES * np.array([[1], [np.nan], [1], [np.inf]])}, [],
-         "expected protected embeddings to hold finite numbers, but got 2 of 4 rows with NaN or infinity, first"),
-        (ROWS | {"speakers": [1, 1, 2]}, [], "expected 4 labels, one per embedding, but got shape (3,)"),
-        (ROWS | {"speakers": [1.0, 1, 2, 2]}, [], "expected whole numbers or names, but got float64"),
-        (ROWS | {"speakers": [1, 1, 1, 1]}, [],
-         "No measure of privacy is defined. All utterances (4) are of one speaker: add"),
-        (ROWS | {"speakers": [1, 2, 3, 4]}, [], "Every speaker has one utterance (4 speakers): add"),
+        (
+            ROWS | {"original": ONES[:, :0]},
+            [],
+            "expected original embeddings, numbers of shape (N, D), but got float",
+        ),
+        (
+            ROWS | {"original": ONES.astype(complex)},
+            [],
+            "expected original embeddings, numbers of shape (N, D), but",
+        ),
+        (
+            ROWS | {"protected": ONES * np.array([[1], [np.nan], [1], [np.inf]])},
+            [],
+            (
+                "expected protected embeddings to hold finite numbers, but got 2 of 4 rows with NaN"
+                " or infinity, first"
+            ),
+        ),
+        (
+            ROWS | {"speakers": [1, 1, 2]},
+            [],
+            "expected 4 labels, one per embedding, but got shape (3,)",
+        ),
+        (
+            ROWS | {"speakers": [1.0, 1, 2, 2]},
+            [],
+            "expected whole numbers or names, but got float64",
+        ),
+        (
+            ROWS | {"speakers": [1, 1, 1, 1]},
+            [],
+            "No measure of privacy is defined. All utterances (4) are of one speaker: add",
+        ),
+        (
+            ROWS | {"speakers": [1, 2, 3, 4]},
+            [],
+            "Every speaker has one utterance (4 speakers): add",
+        ),
     ],
-)  # fmt: skip
+)
 def test_invalid_embeddings_raise(tmp_path, capsys, arrays, options, message):
     np.savez(tmp_path / "all.npz", **arrays)
     run("evaluate", tmp_path / "all.npz", *options, expect=2)
@@ -143,12 +212,20 @@ def test_names_with_a_suffix_are_paired_without_it(tmp_path, assert_same_as_suit
 def test_missing_speaker_labels_raise(tmp_path, voices, capsys):
     options = write_sides(tmp_path, voices)[:2]
     run("evaluate", *options, expect=2)
-    assert "expected the speaker of every utterance, but got none; give --utt2spk FILE" in capsys.readouterr().err
+    assert (
+        "expected the speaker of every utterance, but got none; give --utt2spk FILE"
+        in capsys.readouterr().err
+    )
     run("evaluate", *options, "--speaker-pattern", "x", expect=2)
-    assert "Expected --speaker-pattern to match every utterance, but not 'anna-00'" in capsys.readouterr().err
+    assert (
+        "Expected --speaker-pattern to match every utterance, but not 'anna-00'"
+        in capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize("speakers", [["a", None, "b", None, "c", "c"], [1, None, 2, None, 3, 3], [1, np.nan] * 3])
+@pytest.mark.parametrize(
+    "speakers", [["a", None, "b", None, "c", "c"], [1, None, 2, None, 3, 3], [1, np.nan] * 3]
+)
 def test_missing_speakers_are_counted(tmp_path, capsys, speakers):
     rows = [[float(k), 1.0] for k in range(6)]
     table = {"original": rows, "protected": rows, "speaker": speakers}
@@ -162,18 +239,33 @@ def test_missing_speakers_are_counted(tmp_path, capsys, speakers):
 def test_sessions_and_references_are_passed_on(tmp_path, evaluate, voices):
     sides = {"original": voices.original, "protected": voices.protected["B2"]}
     sessions = 2 * voices.speakers + torch.arange(60) % 2
-    arrays = {"spk": voices.speakers, "session": [f"s{k:02}" for k in sessions], "utterances": voices.utterances}
+    arrays = {
+        "spk": voices.speakers,
+        "session": [f"s{k:02}" for k in sessions],
+        "utterances": voices.utterances,
+    }
     torch.save({**sides, **arrays}, tmp_path / "x.pt")
     (tmp_path / "list").write_text("\n".join(voices.utterances[::3]))
-    options = ["--sessions", "session", "--references", tmp_path / "list", "--rank-model", "beta_binomial"]
+    options = [
+        "--sessions",
+        "session",
+        "--references",
+        tmp_path / "list",
+        "--rank-model",
+        "beta_binomial",
+    ]
     (system,) = evaluate(tmp_path / "x.pt", *options, "--intervals", "0", "--no-attacks")
-    metric = VoicePrivacy(attacks=None, enrolment="utterance", rank_model="beta_binomial", metrics="all")
+    metric = VoicePrivacy(
+        attacks=None, enrolment="utterance", rank_model="beta_binomial", metrics="all"
+    )
     metric.update(*sides.values(), voices.speakers, torch.arange(60) % 3 == 0, sessions=sessions)
     assert_scalars(system["scalars"], metric.compute())
 
 
 def test_messages_stay_short(tmp_path, capsys):
-    torch.save({f"utterance-{k:06}": torch.zeros(2 + k % 2) for k in range(5000)}, tmp_path / "x.pt")
+    torch.save(
+        {f"utterance-{k:06}": torch.zeros(2 + k % 2) for k in range(5000)}, tmp_path / "x.pt"
+    )
     np.savez(tmp_path / "y.npz", **{f"array-{k:06}": np.zeros((3, 2)) for k in range(300)})
     for name in ("x.pt", "y.npz"):
         run("evaluate", tmp_path / name, expect=2)
@@ -201,7 +293,12 @@ def test_attributes_are_read_by_utterance_or_speaker(tmp_path, evaluate, voices,
     for key, value in metric.compute().items():
         kind = key.removeprefix("sex_")
         got = system["attributes"]["sex"][f"disclosure_{kind}" if kind in ("low", "high") else kind]
-        assert (math.nan if got is None else got) == pytest.approx(float(value), abs=1e-6, nan_ok=True), key
+        assert (math.nan if got is None else got) == pytest.approx(
+            float(value), abs=1e-6, nan_ok=True
+        ), key
     (tmp_path / "spk2sex").write_text("anna f\nben m\n")
     run("evaluate", *options, "--attributes", tmp_path / "spk2sex", expect=2)
-    assert "expected a label for every row, but got none for 'cleo-20' (40 of 60)" in capsys.readouterr().err
+    assert (
+        "expected a label for every row, but got none for 'cleo-20' (40 of 60)"
+        in capsys.readouterr().err
+    )

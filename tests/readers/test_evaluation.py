@@ -21,7 +21,10 @@ from cli.cases import (
 def test_undefined_value_gives_a_dash_and_a_note(tmp_path, voices, capsys):
     trials = trials_of(voices, "OP")
     targets = [trial for trial in trials if label_of(voices, *trial[:2]) == "target"]
-    files = [write_scores(tmp_path / name, voices, t, fourth=True) for name, t in (("oo", trials), ("op", targets))]
+    files = [
+        write_scores(tmp_path / name, voices, t, fourth=True)
+        for name, t in (("oo", trials), ("op", targets))
+    ]
     run("scores", "--oo", files[0], "--op", files[1], "--out", tmp_path / "out")
     got = scalars_of(tmp_path / "out" / "results.json")
     assert got["op_d_ece"] is None
@@ -42,9 +45,13 @@ def test_scores_without_target_trials_raise(tmp_path, capsys):
 def test_scores_of_the_wrong_sign_are_noted(tmp_path, evaluate_scores, voices, sign):
     trials = [(i, j, sign * score) for i, j, score in trials_of(voices, "OP")]
     (system,) = evaluate_scores(
-        write_scores(tmp_path / "scores", voices, trials), "--key", write_key(tmp_path / "key", voices)
+        write_scores(tmp_path / "scores", voices, trials),
+        "--key",
+        write_key(tmp_path / "key", voices),
     )
-    assert ("scores seem to fall with likeness: negate them?" in " ".join(system["notes"])) == (sign < 0)
+    assert ("scores seem to fall with likeness: negate them?" in " ".join(system["notes"])) == (
+        sign < 0
+    )
 
 
 def test_random_scores_give_no_sign_note(tmp_path, evaluate_scores, voices):
@@ -59,17 +66,29 @@ def test_random_scores_give_no_sign_note(tmp_path, evaluate_scores, voices):
     ("change", "expected"),
     [
         (lambda side: -side, "an attacker who turns the sign undoes the protection"),
-        (lambda side: side * (torch.arange(60) > 2)[:, None],
-         "all.pt: 3 of 60 rows of the protected embeddings are all zero; no voice is in them"),
-        (lambda side: side[:1].expand(60, -1).clone(),
-         "Linkability needs scores that are finite and not all the same. All 60 protected embeddings are equal: "
-         "check the anonymiser and the encoder. The result is NaN."),
+        (
+            lambda side: side * (torch.arange(60) > 2)[:, None],
+            "all.pt: 3 of 60 rows of the protected embeddings are all zero; no voice is in them",
+        ),
+        (
+            lambda side: side[:1].expand(60, -1).clone(),
+            (
+                "Linkability needs scores that are finite and not all the same. All 60 protected"
+                " embeddings are equal: check the anonymiser and the encoder. The result is NaN."
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_degenerate_embeddings_give_a_note(tmp_path, evaluate, voices, capsys, change, expected):
-    content = {"original": voices.original, "protected": change(voices.original), "speakers": voices.speakers}
+    content = {
+        "original": voices.original,
+        "protected": change(voices.original),
+        "speakers": voices.speakers,
+    }
     torch.save(content, tmp_path / "all.pt")
-    assert any(expected in note for note in evaluate(tmp_path / "all.pt", "--no-attacks")[0]["notes"])
+    assert any(
+        expected in note for note in evaluate(tmp_path / "all.pt", "--no-attacks")[0]["notes"]
+    )
     assert expected in capsys.readouterr().out
 
 
@@ -80,7 +99,11 @@ def files(tmp_path_factory):
     voices = 1.5 * draw.normal(size=(12, 8)).repeat(4, axis=0)
     shared = {"original": voices + draw.normal(size=(48, 8)), "speakers": np.arange(12).repeat(4)}
     for name, noise in (("a", 0.5), ("b", 0.6), ("c", 4.0)):
-        np.savez(folder / f"{name}.npz", protected=shared["original"] + noise * draw.normal(size=(48, 8)), **shared)
+        np.savez(
+            folder / f"{name}.npz",
+            protected=shared["original"] + noise * draw.normal(size=(48, 8)),
+            **shared,
+        )
     return folder
 
 
@@ -92,14 +115,26 @@ def test_numbers_have_intervals_unless_disabled(files, tmp_path, capsys):
     for key in ("deid", "op_d_ece", "oo_eer", "op_alid"):
         assert scalars[f"{key}_low"] <= scalars[key] <= scalars[f"{key}_high"]
         assert scalars[f"{key}_low"] < scalars[f"{key}_high"]
-    shown = f"{scalars['op_d_ece']:.3f} [{scalars['op_d_ece_low']:.3f}, {scalars['op_d_ece_high']:.3f}]"
+    shown = (
+        f"{scalars['op_d_ece']:.3f} [{scalars['op_d_ece_low']:.3f}, {scalars['op_d_ece_high']:.3f}]"
+    )
     page = re.sub("</?small>", "", (tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     for text in (capsys.readouterr().out, page):
         assert shown in text
         assert "In brackets: 95 % confidence intervals" in text
     assert shown in (tmp_path / "out" / "tables.md").read_text(encoding="utf-8").replace("\\", "")
-    run("evaluate", files / "a.npz", "--no-attacks", "--intervals", "0", "--json", tmp_path / "none.json")
-    assert not [key for key in systems_of(tmp_path / "none.json")[0]["scalars"] if key.endswith("_low")]
+    run(
+        "evaluate",
+        files / "a.npz",
+        "--no-attacks",
+        "--intervals",
+        "0",
+        "--json",
+        tmp_path / "none.json",
+    )
+    assert not [
+        key for key in systems_of(tmp_path / "none.json")[0]["scalars"] if key.endswith("_low")
+    ]
 
 
 def test_speakers_are_inferred_from_target_trials_without_utt2spk(tmp_path, voices, capsys):
@@ -108,23 +143,44 @@ def test_speakers_are_inferred_from_target_trials_without_utt2spk(tmp_path, voic
     said = " ".join(capsys.readouterr().out.split())
     assert "In brackets: 95 % confidence intervals" in said
     assert "intervals take names that target trials join for one speaker: 6 speakers" in said
-    run("scores", scores, "--utt2spk", write_utt2spk(tmp_path, voices), "--json", tmp_path / "told.json")
+    run(
+        "scores",
+        scores,
+        "--utt2spk",
+        write_utt2spk(tmp_path, voices),
+        "--json",
+        tmp_path / "told.json",
+    )
     assert "target trials join" not in capsys.readouterr().out
-    joined, told = (systems_of(path)[0] for path in (tmp_path / "joined/results.json", tmp_path / "told.json"))
+    joined, told = (
+        systems_of(path)[0] for path in (tmp_path / "joined/results.json", tmp_path / "told.json")
+    )
     assert joined["scalars"] == pytest.approx(told["scalars"])
     assert joined["speakers"] == told["speakers"] == 6
-    assert joined["scalars"]["d_ece_low"] < joined["scalars"]["d_ece"] < joined["scalars"]["d_ece_high"]
+    assert (
+        joined["scalars"]["d_ece_low"]
+        < joined["scalars"]["d_ece"]
+        < joined["scalars"]["d_ece_high"]
+    )
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["a b 1 target", "c d 2 target", "a e 0 nontarget"], "1 names are in no target trial, as 'e'"),
-        (["a b 1 target", "b c 2 target", "a c 0 nontarget", "d e 3 target", "a d 1 nontarget"], "are of one speaker"),
+        (
+            ["a b 1 target", "c d 2 target", "a e 0 nontarget"],
+            "1 names are in no target trial, as 'e'",
+        ),
+        (
+            ["a b 1 target", "b c 2 target", "a c 0 nontarget", "d e 3 target", "a d 1 nontarget"],
+            "are of one speaker",
+        ),
         (["1.0 target", "0.5 nontarget", "2.0 target"], "the scores do not name what they compare"),
     ],
 )
-def test_unknown_speakers_give_no_intervals_and_a_reason(tmp_path, evaluate_scores, capsys, lines, why):
+def test_unknown_speakers_give_no_intervals_and_a_reason(
+    tmp_path, evaluate_scores, capsys, lines, why
+):
     (tmp_path / "scores").write_text("\n".join(lines))
     (system,) = evaluate_scores(tmp_path / "scores")
     assert any(note.startswith("No intervals: ") and why in note for note in system["notes"])
@@ -134,7 +190,10 @@ def test_unknown_speakers_give_no_intervals_and_a_reason(tmp_path, evaluate_scor
 
 def test_compare_gives_differences_of_score_systems(tmp_path, voices):
     names = "B2", "B2r0", "B2r1"
-    files = [write_scores(tmp_path / name, voices, trials_of(voices, "OP", name), fourth=True) for name in names]
+    files = [
+        write_scores(tmp_path / name, voices, trials_of(voices, "OP", name), fourth=True)
+        for name in names
+    ]
     run("scores", *files, "--json", tmp_path / "r.json")
     found = {(d["first"], d["second"]): d for d in results_of(tmp_path / "r.json")["differences"]}
     assert len(found) == 3
@@ -145,7 +204,10 @@ def test_compare_gives_differences_of_score_systems(tmp_path, voices):
 def test_compare_gives_differences_of_embedding_systems(files, tmp_path, capsys):
     systems = [f"{name}={files / name}.npz" for name in "abc"]
     run("compare", *systems, "--no-attacks", "--out", tmp_path / "out")
-    pairs = {(d["first"], d["second"]): d for d in results_of(tmp_path / "out" / "results.json")["differences"]}
+    pairs = {
+        (d["first"], d["second"]): d
+        for d in results_of(tmp_path / "out" / "results.json")["differences"]
+    }
     assert set(pairs) == {("a", "b"), ("a", "c"), ("b", "c")}
     for pair in pairs.values():
         assert pair["scalar"] == "disclosure_conversation"

@@ -1,4 +1,6 @@
-"""Protected embeddings alone, as caches of attackers and the challenges from 2024 on have them: PP is measured."""
+"""Protected embeddings alone, as caches of attackers and the challenges from 2024 on have them: PP
+is measured.
+"""
 
 import math
 
@@ -19,7 +21,12 @@ def is_known(scalars, key):
 
 def test_protected_embeddings_alone_give_pp(tmp_path, evaluate, voices):
     path = tmp_path / "protected.npz"
-    np.savez(path, protected=voices.protected["B2"], speakers=voices.speakers, utterances=voices.utterances)
+    np.savez(
+        path,
+        protected=voices.protected["B2"],
+        speakers=voices.speakers,
+        utterances=voices.utterances,
+    )
     (system,) = evaluate("--protected", path, "--no-attacks")
     metric = VoicePrivacy(metrics=["pp_d_ece", "pp_eer", "pp_mean_d"], attacks=None)
     metric.update(None, voices.protected["B2"], voices.speakers)
@@ -56,8 +63,17 @@ def test_one_side_without_names_or_speakers_says_what_is_missing(tmp_path, capsy
 
 def test_systems_without_originals_are_compared_by_pp(tmp_path, voices):
     for name in ("B2", "B2r0"):
-        np.savez(tmp_path / f"{name}.npz", protected=voices.protected[name], speakers=voices.speakers)
-    run("compare", tmp_path / "B2.npz", tmp_path / "B2r0.npz", "--no-attacks", "--json", tmp_path / "r.json")
+        np.savez(
+            tmp_path / f"{name}.npz", protected=voices.protected[name], speakers=voices.speakers
+        )
+    run(
+        "compare",
+        tmp_path / "B2.npz",
+        tmp_path / "B2r0.npz",
+        "--no-attacks",
+        "--json",
+        tmp_path / "r.json",
+    )
     for system in systems_of(tmp_path / "r.json"):
         assert is_known(system["scalars"], "pp_d_ece")
         assert not is_known(system["scalars"], "op_d_ece")
@@ -68,4 +84,6 @@ def test_speakers_of_librispeech_are_inferred_from_names(evaluate, libri):
     protected = libri.folder / f"libri_test_{SETS[0]}_anon" / "xvector.ark"
     (system,) = evaluate("--protected", protected, "--no-attacks")
     assert system["speakers"] == 29
-    assert any("speakers are the first part of names of utterances" in note for note in system["notes"])
+    assert any(
+        "speakers are the first part of names of utterances" in note for note in system["notes"]
+    )

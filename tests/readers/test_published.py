@@ -50,16 +50,23 @@ def test_systems_are_measured_as_by_the_metrics(tmp_path, voices_of, has_speaker
         vectors = voices_of[system.name].astype("f")
         speakers = np.repeat(np.arange(6), 8)
         for metric in (SimilarityRankDisclosure(), LocalInformationDisclosure()):
-            metric.update(protected=vectors, speakers=speakers, is_reference=np.tile(np.arange(8) < 4, 6))
+            metric.update(
+                protected=vectors, speakers=speakers, is_reference=np.tile(np.arange(8) < 4, 6)
+            )
             for key, value in metric.compute().items():
                 assert values[key] == pytest.approx(float(value), abs=1e-5), key
         assert 0 <= values["eer"] <= 0.5
 
 
 def test_ours_stand_beside_the_table(tmp_path):
-    (tmp_path / "Table4.csv").write_text("System,ALID [bit],EER (%),Mean-D\nB3,0.52 ± 0.01,31.5,\nB9,1,2,3\n")
+    (tmp_path / "Table4.csv").write_text(
+        "System,ALID [bit],EER (%),Mean-D\nB3,0.52 ± 0.01,31.5,\nB9,1,2,3\n"
+    )
     published = read_published_table(tmp_path / "Table4.csv")
-    assert published == {"B3": {"alid": 0.52, "eer": 31.5}, "B9": {"alid": 1, "eer": 2, "mean_d": 3}}
+    assert published == {
+        "B3": {"alid": 0.52, "eer": 31.5},
+        "B9": {"alid": 1, "eer": 2, "mean_d": 3},
+    }
     (one,) = compare_with_published({"b3": {"alid": 0.5, "pdr": 1.0}, "B4": {"alid": 1}}, published)
     assert (one.system, one.measure, one.published) == ("b3", "alid", 0.52)
     assert one.difference == pytest.approx(-0.02)
@@ -67,12 +74,24 @@ def test_ours_stand_beside_the_table(tmp_path):
 
 def test_curves_are_read(tmp_path):
     header = "attacker,L,enrollment_speakers,curve_type,linkability_mean,linkabilitystd,chance"
-    (tmp_path / "linkability_results.csv").write_text(f"{header}\noriginal,1,20,orig,0.82,0.002,0.05\n")
+    (tmp_path / "linkability_results.csv").write_text(
+        f"{header}\noriginal,1,20,orig,0.82,0.002,0.05\n"
+    )
     header = "attacker,L,enrollment_speakers,curve_type,eer_mean,eer_std,chance"
     (tmp_path / "eer_results.csv").write_text(f"{header}\nSEMI-INFORMED,3,40,anon,0.3,0.01,0.5\n")
     eer, linkability = read_published_curves(tmp_path)
-    assert (eer.measure, eer.attacker, eer.utterances, eer.people, eer.mean) == ("eer", "semi_informed", 3, 40, 0.3)
-    assert (linkability.measure, linkability.mean, linkability.deviation) == ("linkability", 0.82, 0.002)
+    assert (eer.measure, eer.attacker, eer.utterances, eer.people, eer.mean) == (
+        "eer",
+        "semi_informed",
+        3,
+        40,
+        0.3,
+    )
+    assert (linkability.measure, linkability.mean, linkability.deviation) == (
+        "linkability",
+        0.82,
+        0.002,
+    )
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -80,7 +99,9 @@ def test_what_is_missing_is_named(tmp_path):
         with pytest.raises(InputError, match="but found none"):
             read(tmp_path)
     (tmp_path / "eer_results.csv").write_text("attacker,L\nx,1\n")
-    with pytest.raises(InputError, match=r"eer_results\.csv:2: expected columns attacker,L,enrollment_speakers"):
+    with pytest.raises(
+        InputError, match=r"eer_results\.csv:2: expected columns attacker,L,enrollment_speakers"
+    ):
         read_published_curves(tmp_path)
     with pytest.raises(InputError, match=r"Table4\.csv: cannot be read as CSV"):
         read_published_table(tmp_path / "Table4.csv")

@@ -1,4 +1,6 @@
-"""Score matrices: by blocks as all at once, ranks against plain NumPy, and what is wrong with a file."""
+"""Score matrices: by blocks as all at once, ranks against plain NumPy, and what is wrong with a
+file.
+"""
 
 import json
 import subprocess
@@ -12,12 +14,19 @@ from reference.verification import score_measures
 
 from vpmetrics._util.inputs import InputError
 from vpmetrics.readers import score_matrices
-from vpmetrics.readers.score_matrices import evaluate_score_matrices, is_score_matrix, rank_matrix, read_score_matrix
+from vpmetrics.readers.score_matrices import (
+    evaluate_score_matrices,
+    is_score_matrix,
+    rank_matrix,
+    read_score_matrix,
+)
 
 
 @pytest.fixture
 def scored():
-    """Scores of 30 enrolled speakers, ten of whom are distractors, and 50 tests, two of unknown speakers."""
+    """Scores of 30 enrolled speakers, ten of whom are distractors, and 50 tests, two of unknown
+    speakers.
+    """
     draw = np.random.default_rng(0)
     rows = [f"s{k:02d}" for k in range(30)]
     columns = [*(f"s{k % 20:02d}" for k in range(48)), "x1", "x2"]
@@ -28,7 +37,9 @@ def scored():
 
 def write_sidecar(path, scores, rows, columns):
     np.save(path, scores)
-    path.with_name(f"{path.name}.json").write_text(json.dumps({"enroll_speakers": rows, "test_speakers": columns}))
+    path.with_name(f"{path.name}.json").write_text(
+        json.dumps({"enroll_speakers": rows, "test_speakers": columns})
+    )
     return (path,)
 
 
@@ -66,7 +77,9 @@ def test_measures_match_the_reference(tmp_path, monkeypatch, scored, few_trials)
     is_target = (np.array(rows)[:, None] == np.array(columns)).flatten()
     expected = score_measures(scores.flatten().astype("d"), is_target)
     for key in ("d_ece", "eer", "min_cllr"):
-        assert float(system.report.scalars[f"pp_{key}"]) == pytest.approx(expected[key], abs=1e-6), key
+        assert float(system.report.scalars[f"pp_{key}"]) == pytest.approx(
+            expected[key], abs=1e-6
+        ), key
     assert system.report.conditions["PP"].num_trials == (48, 30 * 50 - 48)
     assert system.notes[-1] == "PP: 30 enrolled speakers, 10 of them without a test, and 50 tests"
     assert ("pp_d_ece_high" in system.report.scalars) == bool(few_trials)
@@ -92,18 +105,42 @@ def test_ranks_match_numpy(tmp_path, scored):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda path, *_: np.save(path, np.zeros((29, 50))), "a speaker for each of its rows, but got 30 for 29 rows"),
-        (lambda path, *_: np.save(path, np.full((30, 50), np.nan)), "but got NaN in row 0, column 0"),
-        (lambda path, *_: np.save(path, np.asfortranarray(np.ones((30, 50)))), "but got columns one after the other"),
-        (lambda path, *_: np.save(path, np.full((30, 50), "a")), "expected rows of numbers, but got <U1"),
+        (
+            lambda path, *_: np.save(path, np.zeros((29, 50))),
+            "a speaker for each of its rows, but got 30 for 29 rows",
+        ),
+        (
+            lambda path, *_: np.save(path, np.full((30, 50), np.nan)),
+            "but got NaN in row 0, column 0",
+        ),
+        (
+            lambda path, *_: np.save(path, np.asfortranarray(np.ones((30, 50)))),
+            "but got columns one after the other",
+        ),
+        (
+            lambda path, *_: np.save(path, np.full((30, 50), "a")),
+            "expected rows of numbers, but got <U1",
+        ),
         (lambda path, *_: path.write_bytes(path.read_bytes()[:-9]), "is cut off"),
         (lambda path, *_: path.write_bytes(b"x"), "is not a readable score matrix"),
-        (lambda path, *_: path.with_name("m.npy.json").write_text("{"), "m.npy.json: is not readable as JSON"),
-        (lambda path, *_: path.with_name("m.npy.json").write_text("[]"), "with two lists of speakers, but got list"),
-        (lambda path, *_: path.with_name("m.npy.json").write_text('{"rows": ["a"]}'), "a list 'test_speakers'"),
-        (lambda path, *_: path.with_name("m.npy.json").unlink(), "--row-speakers FILE with a speaker a line"),
+        (
+            lambda path, *_: path.with_name("m.npy.json").write_text("{"),
+            "m.npy.json: is not readable as JSON",
+        ),
+        (
+            lambda path, *_: path.with_name("m.npy.json").write_text("[]"),
+            "with two lists of speakers, but got list",
+        ),
+        (
+            lambda path, *_: path.with_name("m.npy.json").write_text('{"rows": ["a"]}'),
+            "a list 'test_speakers'",
+        ),
+        (
+            lambda path, *_: path.with_name("m.npy.json").unlink(),
+            "--row-speakers FILE with a speaker a line",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_score_matrix_raises(tmp_path, scored, change, message):
     path = tmp_path / "m.npy"
     write_sidecar(path, *scored)
@@ -114,7 +151,9 @@ def test_what_is_no_score_matrix_raises(tmp_path, scored, change, message):
 
 def test_ranks_need_rows_of_different_speakers(tmp_path, scored):
     scores, rows, columns = scored
-    matrix = read_score_matrix(*write_sidecar(tmp_path / "m.npy", scores, [rows[0], *rows[:-1]], columns))
+    matrix = read_score_matrix(
+        *write_sidecar(tmp_path / "m.npy", scores, [rows[0], *rows[:-1]], columns)
+    )
     with pytest.raises(InputError, match="rows of different speakers"):
         rank_matrix(matrix)
     assert "pp_id_rate" not in evaluate_score_matrices("m", {"PP": matrix}).report.scalars
@@ -125,7 +164,8 @@ import resource, sys
 from vpmetrics.readers.score_matrices import evaluate_score_matrices, read_score_matrix
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 system = evaluate_score_matrices("m", {"PP": read_score_matrix(sys.argv[1])})
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10, float(system.report.scalars["pp_eer"]))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((after - before) >> 10, float(system.report.scalars["pp_eer"]))
 """
 
 
@@ -136,7 +176,9 @@ def test_memory_does_not_grow_with_the_matrix(tmp_path):
     np.save(path, draw.standard_normal((4000, 6250), dtype="f"))
     lists = {"enroll_speakers": list(range(4000)), "test_speakers": [k % 3000 for k in range(6250)]}
     path.with_name("m.npy.json").write_text(json.dumps(lists))
-    printed = subprocess.run([sys.executable, "-c", MEMORY, path], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", MEMORY, path], capture_output=True, text=True, check=True
+    ).stdout
     grown, eer = printed.split()
     assert int(grown) < 80
     assert float(eer) == pytest.approx(0.5, abs=0.02)
@@ -146,7 +188,9 @@ def test_a_matrix_is_evaluated_by_the_command(tmp_path, evaluate_scores, scored)
     (path,) = write_archive(tmp_path / "m.npz", *scored)
     (system,) = evaluate_scores("--pp", path, "--intervals", "0")
     expected = evaluate_score_matrices("m", {"PP": read_score_matrix(path)})
-    assert system["scalars"]["pp_d_ece"] == pytest.approx(float(expected.report.scalars["pp_d_ece"]))
+    assert system["scalars"]["pp_d_ece"] == pytest.approx(
+        float(expected.report.scalars["pp_d_ece"])
+    )
     path, *lists = write_lists(tmp_path / "m.npy", *scored)
     options = ["--row-speakers", lists[0], "--column-speakers", lists[1], "--intervals", "0"]
     (told,) = evaluate_scores("--pp", path, *options)

@@ -1,4 +1,6 @@
-"""A challenge's protocol: listed trials, enrolment by means, results by group; against plain NumPy."""
+"""A challenge's protocol: listed trials, enrolment by means, results by group; against plain
+NumPy.
+"""
 
 import kaldiio
 import numpy as np
@@ -13,15 +15,25 @@ from vpmetrics.scoring import PLDA
 
 
 def options_of(libri, **changes):
-    """Options for all files of libri_test; a change replaces the files of an option, or leaves it out if it is None."""
+    """Options for all files of libri_test; a change replaces the files of an option, or leaves it
+    out if it is None.
+    """
     options = {
         name: [libri.folder / f"libri_test_{part}{end}" / "xvector.ark" for part in SETS]
         for name, end in (("original", ""), ("protected", "_anon"))
     }
     options |= {name: [libri.folder / name] for name in ("utt2spk", "enrolls")}
-    options |= {"groups": [libri.folder / "spk2gender"], "trials": [libri.folder / f"trials_{sex}" for sex in "fm"]}
+    options |= {
+        "groups": [libri.folder / "spk2gender"],
+        "trials": [libri.folder / f"trials_{sex}" for sex in "fm"],
+    }
     options |= {"no-attacks": (), **changes}
-    return [part for name, files in options.items() if files is not None for part in (f"--{name}", *files)]
+    return [
+        part
+        for name, files in options.items()
+        if files is not None
+        for part in (f"--{name}", *files)
+    ]
 
 
 def test_measures_match_numpy_per_sex_and_condition(evaluate, libri, libri_measures):
@@ -38,8 +50,13 @@ def test_measures_match_numpy_per_sex_and_condition(evaluate, libri, libri_measu
     for condition in CONDITIONS:
         parts = [expected_scores(libri, sex, condition) for sex in "fm"]
         scores, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
-        assert system["scalars"][f"{condition}_eer"] == pytest.approx(equal_error_rate(scores, labels), abs=1e-9)
-        average = 0.6 * libri_measures["f", condition]["eer"] + 0.4 * libri_measures["m", condition]["eer"]
+        assert system["scalars"][f"{condition}_eer"] == pytest.approx(
+            equal_error_rate(scores, labels), abs=1e-9
+        )
+        average = (
+            0.6 * libri_measures["f", condition]["eer"]
+            + 0.4 * libri_measures["m", condition]["eer"]
+        )
         assert system["average"]["scalars"][f"{condition}_eer"] == pytest.approx(average, abs=1e-12)
     assert system["average"]["weights"] == {"f": 0.6, "m": 0.4}
     assert "op_tag" not in system["average"]["scalars"]
@@ -55,12 +72,18 @@ def test_strongest_attack_on_more_trials_than_listed_gives_a_note(tmp_path, eval
 
 
 def test_without_a_list_all_pairs_of_a_group_are_trials(evaluate, libri, libri_measures):
-    """Which is what the challenge lists, so that the engine's averaged enrolment and groups have to agree with it."""
+    """Which is what the challenge lists, so that the engine's averaged enrolment and groups have to
+    agree with it.
+    """
     (got,) = evaluate(*options_of(libri, trials=None, weights=[libri.folder / "weights"]))
     for (sex, condition), values in libri_measures.items():
-        assert got["groups"][sex]["trials"][condition.upper()]["target"] == sum(same for *_, same in libri.trials[sex])
+        assert got["groups"][sex]["trials"][condition.upper()]["target"] == sum(
+            same for *_, same in libri.trials[sex]
+        )
         for name, value in values.items():
-            assert got["groups"][sex]["scalars"][f"{condition}_{name}"] == pytest.approx(value, abs=1e-5), name
+            assert got["groups"][sex]["scalars"][f"{condition}_{name}"] == pytest.approx(
+                value, abs=1e-5
+            ), name
     average = 0.6 * libri_measures["f", "op"]["eer"] + 0.4 * libri_measures["m", "op"]["eer"]
     assert got["average"]["scalars"]["op_eer"] == pytest.approx(average, abs=1e-5)
     assert got["utterances"] == 438 + 734 + 762
@@ -74,25 +97,48 @@ def test_groups_are_shown_and_conditions_without_embeddings_are_named(evaluate, 
     assert "PP left out: none of the enrolment utterances is in" in " ".join(shown.split())
     assert not any(key.startswith("pp_") for key in system["scalars"])
     run("evaluate", *options_of(libri, enrolls=None), expect=2)
-    assert "Nothing to score: OO left out: none of the enrolment utterances is in" in capsys.readouterr().err
+    assert (
+        "Nothing to score: OO left out: none of the enrolment utterances is in"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("trials_f", lambda lines: [*lines, "1000 nobody-1-1 nontarget"],
-         "expected all trial utterances, but 1 of 1,497 are missing, first 'nobody-1-1'"),
+        (
+            "trials_f",
+            lambda lines: [*lines, "1000 nobody-1-1 nontarget"],
+            "expected all trial utterances, but 1 of 1,497 are missing, first 'nobody-1-1'",
+        ),
         ("trials_f", lambda lines: [*lines, lines[0]], "expected every trial once, but 1 of"),
-        ("trials_f", lambda lines: [lines[0].replace(" target", " nontarget"), *lines[1:]],
-         "expected target labels to agree with the speakers of utt2spk, but 1 do not, first '1000 1000-134691-0000'"),
-        ("enrolls", lambda lines: [*lines, "nobody-1-1"], "expected the speaker of every enrolment utterance"),
-        ("spk2gender", lambda lines: lines[1:], "Expected the group of every trial utterance in --groups, but got"),
+        (
+            "trials_f",
+            lambda lines: [lines[0].replace(" target", " nontarget"), *lines[1:]],
+            (
+                "expected target labels to agree with the speakers of utt2spk, but 1 do not, first"
+                " '1000 1000-134691-0000'"
+            ),
+        ),
+        (
+            "enrolls",
+            lambda lines: [*lines, "nobody-1-1"],
+            "expected the speaker of every enrolment utterance",
+        ),
+        (
+            "spk2gender",
+            lambda lines: lines[1:],
+            "Expected the group of every trial utterance in --groups, but got",
+        ),
     ],
-)  # fmt: skip
+)
 def test_invalid_protocol_files_raise(tmp_path, libri, capsys, name, change, message):
     lines = (libri.folder / name).read_text().splitlines()
     (tmp_path / name).write_text("".join(f"{line}\n" for line in change(lines)))
-    options = [tmp_path / name if str(option) == str(libri.folder / name) else option for option in options_of(libri)]
+    options = [
+        tmp_path / name if str(option) == str(libri.folder / name) else option
+        for option in options_of(libri)
+    ]
     run("evaluate", *options, "--json", tmp_path / "r.json", expect=2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "r.json").exists()
@@ -106,7 +152,9 @@ def test_files_of_a_side_are_merged_and_conflicts_raise(tmp_path, libri, capsys)
     options = options_of(libri)
     run("evaluate", *options[:4], tmp_path / "0.ark", *options[4:])
     run("evaluate", *options[:4], tmp_path / "1.ark", *options[4:], expect=2)
-    assert f"expected the same vector for {name!r} as in the files before" in capsys.readouterr().err
+    assert (
+        f"expected the same vector for {name!r} as in the files before" in capsys.readouterr().err
+    )
 
 
 def test_trials_without_embeddings_raise_unless_partial_is_set(tmp_path, evaluate, libri, capsys):
@@ -115,23 +163,32 @@ def test_trials_without_embeddings_raise_unless_partial_is_set(tmp_path, evaluat
     absent = next(iter(vectors))
     del vectors[absent]
     kaldiio.save_ark(str(tmp_path / "some.ark"), vectors)
-    options = [tmp_path / "some.ark" if str(option) == whole else option for option in options_of(libri)]
+    options = [
+        tmp_path / "some.ark" if str(option) == whole else option for option in options_of(libri)
+    ]
     run("evaluate", *options, expect=2)
     assert "--partial leaves such trials out" in capsys.readouterr().err
     lost = sum(name == absent for _, name, _ in libri.trials["f"])
     total = sum(map(len, libri.trials.values()))
     for arguments, status in (([*options, "--partial"], "warning"), (options_of(libri), "ok")):
-        (check,) = [check for check in evaluate(*arguments)[0]["checks"] if check["name"] == "trials"]
+        (check,) = [
+            check for check in evaluate(*arguments)[0]["checks"] if check["name"] == "trials"
+        ]
         assert check["status"] == status
         assert (f"{lost} of {total:,} trials" in check["message"]) == (status == "warning")
 
 
-@pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", lambda a, b: a[:, None, 0] - b[None, :, 1]])
+@pytest.mark.parametrize(
+    "scoring", ["cosine", "dot", "euclidean", "plda", lambda a, b: a[:, None, 0] - b[None, :, 1]]
+)
 def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
     monkeypatch.setattr("vpmetrics.readers.trial_protocol._PAIRS_AT_ONCE", 11)
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (20, 33))
-    rows, columns = torch.randint(20, (90,), generator=draw), torch.randint(33, (90,), generator=draw)
+    rows, columns = (
+        torch.randint(20, (90,), generator=draw),
+        torch.randint(33, (90,), generator=draw),
+    )
     if scoring == "plda":
         scoring = PLDA().fit(torch.randn(40, 5, generator=draw).double(), torch.arange(40) // 4)
     whole = {
@@ -149,5 +206,7 @@ def test_plda_is_fitted_on_other_speakers(tmp_path, evaluate, libri):
     voices = draw.normal(size=(60, 32)).repeat(5, axis=0)
     vectors, speakers = voices + 1.5 * draw.normal(size=(300, 32)), np.arange(60).repeat(5)
     np.savez(tmp_path / "train.npz", vectors=vectors, speakers=speakers)
-    (system,) = evaluate(*options_of(libri), "--scoring", "plda", "--plda-fit", tmp_path / "train.npz")
+    (system,) = evaluate(
+        *options_of(libri), "--scoring", "plda", "--plda-fit", tmp_path / "train.npz"
+    )
     assert system["scalars"]["oo_eer"] < 0.2

@@ -1,4 +1,6 @@
-"""Attacks from rows, in loops and by SciPy's own solvers. ``o`` and ``p`` are normalised rows of both sides."""
+"""Attacks from rows, in loops and by SciPy's own solvers. ``o`` and ``p`` are normalised rows of
+both sides.
+"""
 
 import numpy as np
 import scipy.linalg
@@ -11,7 +13,9 @@ def unit(x):
 
 
 def normalise(x, known, is_scaled=False):
-    """Rows of unit length, centred (and scaled) as known rows of unit length are, and of unit length again."""
+    """Rows of unit length, centred (and scaled) as known rows of unit length are, and of unit
+    length again.
+    """
     known = unit(known)
     x = unit(x) - known.mean(0)
     return unit(x / known.std(0) if is_scaled else x)
@@ -37,7 +41,9 @@ def ridge(source, target, strength):
     """Least squares with a penalty, as rows added to the regression."""
     a, b = source - source.mean(0), target - target.mean(0)
     penalty = np.sqrt(strength * (a**2).sum() / a.shape[1]) * np.eye(a.shape[1])
-    return np.linalg.lstsq(np.vstack([a, penalty]), np.vstack([b, np.zeros((a.shape[1], b.shape[1]))]), rcond=None)[0]
+    return np.linalg.lstsq(
+        np.vstack([a, penalty]), np.vstack([b, np.zeros((a.shape[1], b.shape[1]))]), rcond=None
+    )[0]
 
 
 def procrustes(source, target):
@@ -46,30 +52,47 @@ def procrustes(source, target):
 
 
 def canonical(o, p, strength, added):
-    """Maps to canonical variates, from the generalised eigenproblem of the two-block covariance, weighted."""
+    """Maps to canonical variates, from the generalised eigenproblem of the two-block covariance,
+    weighted.
+    """
     d = o.shape[1]
-    c_oo, c_pp, c_po = with_ridge(covariance(o, o), strength), with_ridge(covariance(p, p), strength), covariance(p, o)
+    c_oo, c_pp, c_po = (
+        with_ridge(covariance(o, o), strength),
+        with_ridge(covariance(p, p), strength),
+        covariance(p, o),
+    )
     zero = np.zeros((d, d))
-    rho, v = scipy.linalg.eigh(np.block([[zero, c_po.T], [c_po, zero]]), np.block([[c_oo, zero], [zero, c_pp]]))
+    rho, v = scipy.linalg.eigh(
+        np.block([[zero, c_po.T], [c_po, zero]]), np.block([[c_oo, zero], [zero, c_pp]])
+    )
     rho, v = rho[-d:], v[:, -d:] * np.sqrt(2)  # a pair of blocks has variance 1, so each half of it
     weight = 1 / np.sqrt(1 + added - rho**2)
     return v[:d] * weight, v[d:] * rho * weight
 
 
 def likelihood_ratios(o, p, known_o, known_p, strength):
-    """Log-likelihood ratio of every pair of rows, from Gaussian densities of pairs and of single rows."""
+    """Log-likelihood ratio of every pair of rows, from Gaussian densities of pairs and of single
+    rows.
+    """
     c_oo, c_pp = (with_ridge(covariance(x, x), strength) for x in (known_o, known_p))
     c_po = covariance(known_p, known_o)
     mean_o, mean_p = known_o.mean(0), known_p.mean(0)
-    both = multivariate_normal(np.concatenate([mean_o, mean_p]), np.block([[c_oo, c_po.T], [c_po, c_pp]]))
+    both = multivariate_normal(
+        np.concatenate([mean_o, mean_p]), np.block([[c_oo, c_po.T], [c_po, c_pp]])
+    )
     alone_o, alone_p = multivariate_normal(mean_o, c_oo), multivariate_normal(mean_p, c_pp)
     return np.array(
-        [[both.logpdf(np.concatenate([x, y])) - alone_o.logpdf(x) - alone_p.logpdf(y) for y in p] for x in o]
+        [
+            [both.logpdf(np.concatenate([x, y])) - alone_o.logpdf(x) - alone_p.logpdf(y) for y in p]
+            for x in o
+        ]
     )
 
 
 def within_and_between(p, speakers):
-    """Mean products of deviations from the speaker's mean, and of those of the speaker's mean itself."""
+    """Mean products of deviations from the speaker's mean, and of those of the speaker's mean
+    itself.
+    """
     centre, within, between = p.mean(0), 0, 0
     for row, speaker in zip(p, speakers, strict=True):
         own = p[speakers == speaker].mean(0)
@@ -103,7 +126,9 @@ def outer_products(x, known):
 
 
 def separation(o, p, speakers):
-    """Mean score of two utterances of one speaker above that of two speakers, in standard deviations, pair by pair."""
+    """Mean score of two utterances of one speaker above that of two speakers, in standard
+    deviations, pair by pair.
+    """
     same, other = [], []
     for k in range(len(o)):
         for j in range(len(p)):

@@ -6,9 +6,11 @@ import numpy as np
 
 
 def trials(groups, speakers, sessions, is_same_side, across=False):
-    """Which pairs of conversations are trials, and which of these are targets: two dictionaries by index pair.
+    """Which pairs of conversations are trials, and which of these are targets: two dictionaries by
+    index pair.
 
-    ``groups``: rows of each conversation of one draw, the same on both sides; ``speakers`` and ``sessions`` by row.
+    ``groups``: rows of each conversation of one draw, the same on both sides; ``speakers`` and
+    ``sessions`` by row.
     """
     is_target = {}
     for (i, first), (j, second) in product(enumerate(groups), repeat=2):
@@ -17,7 +19,11 @@ def trials(groups, speakers, sessions, is_same_side, across=False):
         same_speaker = speakers[first[0]] == speakers[second[0]]
         if same_speaker and set(first) & set(second):
             continue
-        if same_speaker and across and {sessions[row] for row in first} & {sessions[row] for row in second}:
+        if (
+            same_speaker
+            and across
+            and {sessions[row] for row in first} & {sessions[row] for row in second}
+        ):
             continue
         is_target[i, j] = bool(same_speaker)
     return is_target

@@ -1,4 +1,6 @@
-"""Pool-adjacent-violators, one pooling at a time, and the oracle LLRs it gives (Brümmer & du Preez, 2013)."""
+"""Pool-adjacent-violators, one pooling at a time, and the oracle LLRs it gives (Brümmer & du Preez,
+2013).
+"""
 
 from fractions import Fraction
 
@@ -6,7 +8,9 @@ import numpy as np
 
 
 def pool_adjacent_violators(totals, weights):
-    """Blocks ``[total, weight, length]`` with increasing means ``total / weight``; whole numbers pool exactly."""
+    """Blocks ``[total, weight, length]`` with increasing means ``total / weight``; whole numbers
+    pool exactly.
+    """
     blocks = []
     for total, weight in zip(totals, weights, strict=True):
         blocks.append([total, weight, 1])
@@ -18,11 +22,18 @@ def pool_adjacent_violators(totals, weights):
 
 
 def isotonic_regression(y, weights=None):
-    """The non-decreasing sequence nearest to ``y`` in weighted least squares: in fractions, and rounded at the end."""
-    y, weights = np.asarray(y, dtype=float), np.ones(len(y)) if weights is None else np.asarray(weights, dtype=float)
+    """The non-decreasing sequence nearest to ``y`` in weighted least squares: in fractions, and
+    rounded at the end.
+    """
+    y, weights = (
+        np.asarray(y, dtype=float),
+        np.ones(len(y)) if weights is None else np.asarray(weights, dtype=float),
+    )
     y, weights = ([Fraction(x) for x in values.tolist()] for values in (y, weights))
     blocks = pool_adjacent_violators([a * b for a, b in zip(y, weights, strict=True)], weights)
-    return np.array([float(total / weight) for total, weight, length in blocks for _ in range(length)])
+    return np.array(
+        [float(total / weight) for total, weight, length in blocks for _ in range(length)]
+    )
 
 
 def has_both(target):
@@ -34,8 +45,9 @@ def pav_llr(preds, target, laplace=False):
     """Oracle-calibrated natural-log LLR of every trial, in input order; NaN if a class is missing.
 
     Equal scores are one element. A block of ``T_B`` targets and ``N_B`` non-targets has
-    ``ln(T_B / N_B) - ln(T / N)``, written as one logarithm so that no evidence is exactly 0. Laplace's rule adds a
-    target and a non-target below the lowest score and above the highest; ``T / N`` does not count them.
+    ``ln(T_B / N_B) - ln(T / N)``, written as one logarithm so that no evidence is exactly 0.
+    Laplace's rule adds a target and a non-target below the lowest score and above the highest; ``T
+    / N`` does not count them.
     """
     preds, target = np.asarray(preds, dtype=float), np.asarray(target)
     if not has_both(target):

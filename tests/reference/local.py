@@ -6,14 +6,18 @@ from .zebra import logistic_regression, split
 
 
 def standardise(row):
-    """z-scores with the population standard deviation; a constant row says nothing and stays at 0."""
+    """z-scores with the population standard deviation; a constant row says nothing and stays at
+    0.
+    """
     row = np.asarray(row, dtype=float)
     deviation = np.std(row)
     return (row - np.mean(row)) / deviation if deviation > 1e-12 else np.zeros(len(row))
 
 
 def local_disclosure(scores, true_index, slope):
-    """LID in bits of every trial: log2(N p_true) with p the softmax of the standardised row times the slope."""
+    """LID in bits of every trial: log2(N p_true) with p the softmax of the standardised row times
+    the slope.
+    """
     disclosure = []
     for row, true in zip(scores, true_index, strict=True):
         logits = slope * standardise(row)
@@ -23,10 +27,12 @@ def local_disclosure(scores, true_index, slope):
 
 
 def fit_slope(scores, true_index):
-    """Slope of a logistic regression of target on z, with an offset, both classes weighing the same.
+    """Slope of a logistic regression of target on z, with an offset, both classes weighing the
+    same.
 
-    Where a threshold separates the classes, up to rounding, a target joins at the nearest non-target and a non-target
-    at the nearest target, moved apart to a hundredth of a standard deviation if they are nearer.
+    Where a threshold separates the classes, up to rounding, a target joins at the nearest
+    non-target and a non-target at the nearest target, moved apart to a hundredth of a standard
+    deviation if they are nearer.
     """
     z, target = [], []
     for row, true in zip(scores, true_index, strict=True):

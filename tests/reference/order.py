@@ -1,4 +1,6 @@
-"""The canonical order: rows sorted by a hash of their numbers, one number and one bit operation at a time."""
+"""The canonical order: rows sorted by a hash of their numbers, one number and one bit operation at
+a time.
+"""
 
 import struct
 
@@ -35,7 +37,9 @@ def set_hash(rows):
 
 
 def canonical_order(rows, *ties):
-    """Indices of the rows, sorted by their hash; ``ties``, other embeddings of the same rows, decide between equals."""
+    """Indices of the rows, sorted by their hash; ``ties``, other embeddings of the same rows,
+    decide between equals.
+    """
     sides = [np.asarray(side, dtype=float) for side in (rows, *ties)]
     keys = [tuple(row_hash(side[i]) for side in sides) for i in range(len(sides[0]))]
     return sorted(range(len(keys)), key=keys.__getitem__)

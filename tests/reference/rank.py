@@ -14,19 +14,31 @@ def likeness(a, b, scoring):
     return cosine(a, b) if scoring == "cosine" else -np.sqrt(np.sum((a - b) ** 2))
 
 
-def reference_scores(references, inputs, speakers, is_reference=None, scoring="cosine", order_of=None):
-    """Scores of every input against N references, one per speaker ascending, and the column of the matching one.
+def reference_scores(
+    references, inputs, speakers, is_reference=None, scoring="cosine", order_of=None
+):
+    """Scores of every input against N references, one per speaker ascending, and the column of the
+    matching one.
 
-    A reference is the mean embedding of its speaker. With ``is_reference`` it is the mean of the rows marked there and
-    the other rows are inputs; without, every row is an input and is left out of its own speaker's mean, *in step*: if
-    it is the j-th of its speaker's rows, every other speaker's mean lacks its j-th row as well, counted round and round
-    (none, if there is but one). Rows of a speaker are in canonical order, that of ``order_of`` where it is given, else
-    of the references. An input whose speaker has no reference left is no trial.
+    A reference is the mean embedding of its speaker. With ``is_reference`` it is the mean of the
+    rows marked there and the other rows are inputs; without, every row is an input and is left out
+    of its own speaker's mean, *in step*: if it is the j-th of its speaker's rows, every other
+    speaker's mean lacks its j-th row as well, counted round and round (none, if there is but one).
+    Rows of a speaker are in canonical order, that of ``order_of`` where it is given, else of the
+    references. An input whose speaker has no reference left is no trial.
     """
     speakers = np.asarray(speakers)
-    marked = np.ones(len(speakers), dtype=bool) if is_reference is None else np.asarray(is_reference, dtype=bool)
+    marked = (
+        np.ones(len(speakers), dtype=bool)
+        if is_reference is None
+        else np.asarray(is_reference, dtype=bool)
+    )
     names = np.unique(speakers[marked]).tolist()
-    order = [i for i in canonical_order(references if order_of is None else order_of, inputs) if marked[i]]
+    order = [
+        i
+        for i in canonical_order(references if order_of is None else order_of, inputs)
+        if marked[i]
+    ]
     rows = {name: [i for i in order if speakers[i] == name] for name in names}
     scores, true_index = [], []
     for i in range(len(speakers)):
@@ -38,7 +50,8 @@ def reference_scores(references, inputs, speakers, is_reference=None, scoring="c
                 continue
             j = rows[speakers[i]].index(i)
             kept = {
-                name: [r for k, r in enumerate(own) if len(own) == 1 or k != j % len(own)] for name, own in rows.items()
+                name: [r for k, r in enumerate(own) if len(own) == 1 or k != j % len(own)]
+                for name, own in rows.items()
             }
         means = [np.mean(references[kept[name]], axis=0) for name in names]
         scores.append([likeness(mean, inputs[i], scoring) for mean in means])
@@ -71,21 +84,25 @@ def beta_binomial(n_ranks, alpha, beta):
     """Probability of each rank: rank - 1 ~ BB(N - 1, alpha, beta)."""
     n = n_ranks - 1
 
-    def rising(x):  # ln x (x + 1) ... (x + k - 1) for k = 0 ... n: unlike ln Gamma, nothing cancels for large x
+    # ln x (x + 1) ... (x + k - 1) for k = 0 ... n: unlike ln Gamma, nothing cancels for large x
+    def rising(x):
         return np.r_[0, np.cumsum(np.log(x + np.arange(n)))]
 
     log_choose = rising(1)[-1] - rising(1) - rising(1)[::-1]
     return np.exp(log_choose + rising(alpha) + rising(beta)[::-1] - rising(alpha + beta)[-1])
 
 
-LIMIT = 12.0  # ln alpha and ln beta are sought in [-12, 12]; beyond, the distribution no longer changes
+# ln alpha and ln beta are sought in [-12, 12]; beyond, the distribution no longer changes
+LIMIT = 12.0
 
 
 def fit_beta_binomial(histogram):
-    """gamma by maximum likelihood, under the constraint that gamma_1 is the observed share at rank 1.
+    """gamma by maximum likelihood, under the constraint that gamma_1 is the observed share at rank
+    1.
 
-    For each alpha one beta meets the constraint (gamma_1 grows with beta), so one search over alpha is left. The
-    constraint is dropped if nothing is at rank 1; if everything is, gamma is that point.
+    For each alpha one beta meets the constraint (gamma_1 grows with beta), so one search over alpha
+    is left. The constraint is dropped if nothing is at rank 1; if everything is, gamma is that
+    point.
     """
     n_ranks, first = len(histogram), histogram[0] / np.sum(histogram)
     if first == 1:
@@ -95,28 +112,41 @@ def fit_beta_binomial(histogram):
         return -np.sum(histogram * np.log(np.maximum(gamma, 1e-300)))
 
     if first == 0:
-        simplex = {"method": "Nelder-Mead", "bounds": [(-LIMIT, LIMIT)] * 2, "options": {"xatol": 1e-8, "fatol": 1e-12}}
+        simplex = {
+            "method": "Nelder-Mead",
+            "bounds": [(-LIMIT, LIMIT)] * 2,
+            "options": {"xatol": 1e-8, "fatol": 1e-12},
+        }
         starts = product((-3.0, 0.0, 3.0), repeat=2)
-        fits = [minimize(lambda x: loss(beta_binomial(n_ranks, *np.exp(x))), start, **simplex) for start in starts]
+        fits = [
+            minimize(lambda x: loss(beta_binomial(n_ranks, *np.exp(x))), start, **simplex)
+            for start in starts
+        ]
         return beta_binomial(n_ranks, *np.exp(min(fits, key=lambda fit: fit.fun).x))
 
     def constrained(log_alpha):
         alpha = np.exp(log_alpha)
-        log_beta = brentq(lambda x: beta_binomial(n_ranks, alpha, np.exp(x))[0] - first, -60, 60, xtol=1e-13)
+        log_beta = brentq(
+            lambda x: beta_binomial(n_ranks, alpha, np.exp(x))[0] - first, -60, 60, xtol=1e-13
+        )
         return beta_binomial(n_ranks, alpha, np.exp(log_beta))
 
-    # A grid first: the likelihood may be flat far from its top, where a search by itself would stay.
+    # A grid first: the likelihood may be flat far from its top, where a search by itself would
+    # stay.
     grid = np.linspace(-LIMIT, LIMIT, 49)
     best = grid[np.argmin([loss(constrained(x)) for x in grid])]
     near = (max(best - 0.5, -LIMIT), min(best + 0.5, LIMIT))
-    fit = minimize_scalar(lambda x: loss(constrained(x)), bounds=near, method="bounded", options={"xatol": 1e-10})
+    fit = minimize_scalar(
+        lambda x: loss(constrained(x)), bounds=near, method="bounded", options={"xatol": 1e-10}
+    )
     return constrained(fit.x)
 
 
 def rank_disclosure(histogram, model="empirical"):
     """The four numbers of the paper; NaN for fewer than two references or without inputs.
 
-    The disclosure of rank j is log2(N gamma_j): equation 1 is printed with the opposite sign, its tables are not.
+    The disclosure of rank j is log2(N gamma_j): equation 1 is printed with the opposite sign, its
+    tables are not.
     """
     histogram = np.asarray(histogram, dtype=float)
     n_ranks, total = len(histogram), np.sum(histogram)
@@ -128,6 +158,7 @@ def rank_disclosure(histogram, model="empirical"):
         "max_d": max(disclosure),
         "mean_d": sum(g * d for g, d in zip(gamma, disclosure, strict=True) if g > 0),
         "id_rate": histogram[0] / total,
-        # A uniform histogram is not above chance: neither its sum of thirds nor the search of a fit is exact.
+        # A uniform histogram is not above chance: neither its sum of thirds nor the search of a fit
+        # is exact.
         "rank_spread": np.mean([n_ranks * g > 1 + 1e-6 for g in gamma]),
     }

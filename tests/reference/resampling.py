@@ -1,4 +1,6 @@
-"""Intervals that honour that trials share speakers: speakers drawn and their trials repeated, or one left out."""
+"""Intervals that honour that trials share speakers: speakers drawn and their trials repeated, or
+one left out.
+"""
 
 import numpy as np
 from scipy.stats import t
@@ -9,8 +11,9 @@ from . import verification
 def repeated(preds, target, speakers, times):
     """Scores and labels of the trials of drawn speakers, some of them several times.
 
-    ``times``: how often each speaker was drawn. Every copy of a speaker brings that speaker's target trials. Two copies
-    bring the non-target trials of their two speakers; two copies of one speaker have none.
+    ``times``: how often each speaker was drawn. Every copy of a speaker brings that speaker's
+    target trials. Two copies bring the non-target trials of their two speakers; two copies of one
+    speaker have none.
     """
     enrolled, tested = ([times[name] for name in side] for side in speakers)
     copies = np.where(target, enrolled, np.multiply(enrolled, tested))
@@ -18,11 +21,19 @@ def repeated(preds, target, speakers, times):
 
 
 def standard_errors(preds, target, speakers, edges, keys, replicates, generator):
-    """Standard error of each measure by the bootstrap: speakers drawn with replacement, and all measured again."""
+    """Standard error of each measure by the bootstrap: speakers drawn with replacement, and all
+    measured again.
+    """
     names = sorted({*speakers[0], *speakers[1]})
     found = []
     for _ in range(replicates):
-        times = dict(zip(names, generator.multinomial(len(names), np.full(len(names), 1 / len(names))), strict=True))
+        times = dict(
+            zip(
+                names,
+                generator.multinomial(len(names), np.full(len(names), 1 / len(names))),
+                strict=True,
+            )
+        )
         found.append(measures(*repeated(preds, target, speakers, times), edges))
     unbiased = np.sqrt(len(names) / (len(names) - 1))
     return {key: unbiased * np.std([values[key] for values in found], ddof=1) for key in keys}
@@ -35,7 +46,9 @@ def left_out(preds, target, speakers, nobody):
 
 
 def jackknife(value, without, confidence, is_fitted):
-    """Both ends of an interval from the values without each speaker, with Tukey's variance and Quenouille's bias."""
+    """Both ends of an interval from the values without each speaker, with Tukey's variance and
+    Quenouille's bias.
+    """
     number, mean = len(without), np.mean(without)
     error = np.sqrt((number - 1) / number * np.sum((np.array(without) - mean) ** 2))
     centre = number * value - (number - 1) * mean if is_fitted else value

@@ -1,4 +1,6 @@
-"""Voice similarity matrices and what is read from them (Noé et al., Interspeech 2020 and CSL 2022, section 4)."""
+"""Voice similarity matrices and what is read from them (Noé et al., Interspeech 2020 and CSL 2022,
+section 4).
+"""
 
 import numpy as np
 
@@ -15,8 +17,8 @@ def cosine(a, b):
 def trials(original, protected, speakers, condition):
     """Scores, targets, and the two utterances (i, j) of every trial of a condition.
 
-    OO and PP: every unordered pair of different utterances once. OP: every ordered pair (original i, protected j)
-    with i != j, for an utterance is never compared with its own protected version.
+    OO and PP: every unordered pair of different utterances once. OP: every ordered pair (original
+    i, protected j) with i != j, for an utterance is never compared with its own protected version.
     """
     first, second = ({"O": original, "P": protected}[letter] for letter in condition)
     scores, target, pairs = [], [], []
@@ -30,7 +32,8 @@ def trials(original, protected, speakers, condition):
 
 
 def similarity_matrix(original, protected, speakers, condition, similarity="geometric"):
-    """M of equation 6, speakers ascending, calibrated by PAV with Laplace's rule within its condition.
+    """M of equation 6, speakers ascending, calibrated by PAV with Laplace's rule within its
+    condition.
 
     ``geometric`` is the mean of 2022, ``sigmoid`` the sigmoid of the mean LLR of 2020.
     """
@@ -38,7 +41,11 @@ def similarity_matrix(original, protected, speakers, condition, similarity="geom
     names, place = np.unique(speakers, return_inverse=True)
     cells = place[np.array(pairs)]
     if condition != "OP":  # for matrices both orders of a pair count
-        scores, target, cells = np.tile(scores, 2), np.tile(target, 2), np.vstack([cells, cells[:, ::-1]])
+        scores, target, cells = (
+            np.tile(scores, 2),
+            np.tile(target, 2),
+            np.vstack([cells, cells[:, ::-1]]),
+        )
     return matrix_of_cells(scores, target, cells, len(names), similarity)
 
 
@@ -48,7 +55,8 @@ def matrix_of_cells(scores, target, cells, size, similarity="geometric"):
     for row, column in np.unique(cells, axis=0):
         own = llr[np.all(cells == (row, column), axis=1)]
         if similarity == "geometric":
-            matrix[row, column] = np.exp(-np.mean(np.logaddexp(0, -own)))  # ln sigmoid(x) = -ln(1 + e^-x)
+            # ln sigmoid(x) = -ln(1 + e^-x)
+            matrix[row, column] = np.exp(-np.mean(np.logaddexp(0, -own)))
         else:
             matrix[row, column] = 1 / (1 + np.exp(-np.mean(own)))
     return matrix
@@ -61,7 +69,9 @@ def mean_of_defined(values):
 
 
 def diagonal_dominance(matrix, log_domain=False):
-    """Equation 8. In the log domain: the mean of -log2 Sim off the diagonal minus that on it, with its sign."""
+    """Equation 8. In the log domain: the mean of -log2 Sim off the diagonal minus that on it, with
+    its sign.
+    """
     values = -np.log2(matrix) if log_domain else matrix
     size = len(values)
     on = mean_of_defined([values[i, i] for i in range(size)])
@@ -109,5 +119,6 @@ def embedding_relatives(original, protected, speakers):
     """The same from embeddings."""
     found = {c: trials(original, protected, speakers, c)[:2] for c in ("OO", "OP", "PP")}
     return normalised_relatives(
-        {c: zebra_disclosure(*found[c])["d_ece"] for c in found}, {c: min_cllr(*found[c]) for c in found}
+        {c: zebra_disclosure(*found[c])["d_ece"] for c in found},
+        {c: min_cllr(*found[c]) for c in found},
     )

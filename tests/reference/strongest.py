@@ -1,4 +1,6 @@
-"""The fused attacker in loops: scores of features given, standardised by fold, weighed by pairs of the other folds."""
+"""The fused attacker in loops: scores of features given, standardised by fold, weighed by pairs of
+the other folds.
+"""
 
 import numpy as np
 from scipy.optimize import minimize
@@ -21,7 +23,9 @@ def deal(vectors, speakers, most=5):
 
 
 def pairs_by_fold(original, speakers, features):
-    """Of each fold the scores of all features ``(P, A)``, and the kind of each pair: 2 same, 1 next, 0 other."""
+    """Of each fold the scores of all features ``(P, A)``, and the kind of each pair: 2 same, 1
+    next, 0 other.
+    """
     dealt, folds = deal(original, speakers)
     scores, kinds = [[] for _ in range(folds)], [[] for _ in range(folds)]
     for i, j in np.ndindex(len(speakers), len(speakers)):
@@ -34,7 +38,9 @@ def pairs_by_fold(original, speakers, features):
 
 
 def logistic_weights(scores, labels):
-    """Weights of a logistic regression with balanced classes, an intercept and a ridge on the weights."""
+    """Weights of a logistic regression with balanced classes, an intercept and a ridge on the
+    weights.
+    """
     scores = np.clip(scores, -CLIP, CLIP)
     share = np.where(labels == 1, 0.5 / np.sum(labels == 1), 0.5 / np.sum(labels == 0))
     sign = np.where(labels == 1, 1.0, -1.0)
@@ -43,18 +49,23 @@ def logistic_weights(scores, labels):
         margins = sign * (scores @ weights[:-1] + weights[-1])
         return share @ np.logaddexp(0, -margins) + RIDGE / 2 * np.sum(weights[:-1] ** 2)
 
-    return minimize(cost, np.zeros(scores.shape[1] + 1), method="BFGS", options={"gtol": 1e-9}).x[:-1]
+    return minimize(cost, np.zeros(scores.shape[1] + 1), method="BFGS", options={"gtol": 1e-9}).x[
+        :-1
+    ]
 
 
 def fuse(scores, kinds, is_permuted=False):
-    """Fused scores of all folds, and whether each pair is a target: one of a speaker and the next if permuted."""
+    """Fused scores of all folds, and whether each pair is a target: one of a speaker and the next
+    if permuted.
+    """
     standardised = [(each - each.mean(0)) / each.std(0) for each in scores]
     used = [kind != 2 if is_permuted else kind >= 0 for kind in kinds]
     labels = [(kind == (1 if is_permuted else 2)).astype(int) for kind in kinds]
     fused, targets = [], []
     for fold in range(len(scores)):
         others = [other for other in range(len(scores)) if other != fold]
-        # Pairs of a speaker and the next are left out where they are no targets: they are few, and overlap the classes.
+        # Pairs of a speaker and the next are left out where they are no targets: they are few, and
+        # overlap the classes.
         fitted = [kind != 1 for kind in kinds] if not is_permuted else used
         weights = logistic_weights(
             np.concatenate([standardised[k][fitted[k]] for k in others]),
@@ -75,7 +86,9 @@ def strongest(original, protected, speakers):
     scores, targets, _ = trials(original, protected, speakers, "OP")
     floor = two_sided(scores, targets)
     sign = max(floor, key=floor.get)
-    of_folds = pairs_by_fold(original, speakers, [lambda _, i, j: cosine(original[i], protected[j])])
+    of_folds = pairs_by_fold(
+        original, speakers, [lambda _, i, j: cosine(original[i], protected[j])]
+    )
     fused, labels = fuse(*of_folds)
     found = zebra_disclosure(fused, labels)["d_ece"]
     compared = (sign * scores, targets) if floor[sign] >= found else (fused, labels)

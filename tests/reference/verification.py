@@ -35,7 +35,9 @@ def min_cllr(preds, target):
 
 
 def roc(preds, target):
-    """ROC points (false alarm rate, miss rate), the threshold going from below every score to above."""
+    """ROC points (false alarm rate, miss rate), the threshold going from below every score to
+    above.
+    """
     tar, non = split(preds, target)
     tar, non, thresholds = np.sort(tar), np.sort(non), np.unique(preds)
     points = [(1.0, 0.0)]
@@ -62,7 +64,9 @@ def equal_error_rate(preds, target):
 
 
 def raw_equal_error_rate(preds, target):
-    """Where the ROC itself crosses false alarm = miss; in proportion where a tie moves both rates at once."""
+    """Where the ROC itself crosses false alarm = miss; in proportion where a tie moves both rates
+    at once.
+    """
     return crossing(roc(preds, target)) if has_both(target) else np.nan
 
 
@@ -75,7 +79,9 @@ def crossing(path):
 
 
 def kaldi_equal_error_rate(preds, target):
-    """The share of targets below the first target whose score, as a threshold, errs no more often on non-targets."""
+    """The share of targets below the first target whose score, as a threshold, errs no more often
+    on non-targets.
+    """
     tar, non = split(preds, target)
     for position, threshold in enumerate(sorted(tar)):
         if np.sum(non >= threshold) / len(non) <= position / len(tar):
@@ -84,15 +90,21 @@ def kaldi_equal_error_rate(preds, target):
 
 
 def min_dcf(preds, target, p_target, c_miss, c_fa):
-    """Least detection cost over all thresholds, relative to deciding by the prior alone (NIST SRE)."""
+    """Least detection cost over all thresholds, relative to deciding by the prior alone (NIST
+    SRE).
+    """
     if not has_both(target):
         return np.nan
-    costs = [c_miss * p_target * miss + c_fa * (1 - p_target) * accepted for accepted, miss in roc(preds, target)]
+    costs = [
+        c_miss * p_target * miss + c_fa * (1 - p_target) * accepted
+        for accepted, miss in roc(preds, target)
+    ]
     return min(costs) / min(c_miss * p_target, c_fa * (1 - p_target))
 
 
 def tpr_at_fpr(preds, target, fpr):
-    """Share of targets above the threshold that a share ``fpr`` of non-targets exceeds; in proportion within a tie.
+    """Share of targets above the threshold that a share ``fpr`` of non-targets exceeds; in
+    proportion within a tie.
 
     NaN where fewer than ten non-targets are expected above it.
     """
@@ -107,9 +119,11 @@ def tpr_at_fpr(preds, target, fpr):
 
 
 def found_among(preds, target, people=100):
-    """How often the speaker of a target is found among ``people``, others drawn at random; NaN below 1,000 of these.
+    """How often the speaker of a target is found among ``people``, others drawn at random; NaN
+    below 1,000 of these.
 
-    The chance of coming first with k of the others tied, and all of the rest below, is shared by lot.
+    The chance of coming first with k of the others tied, and all of the rest below, is shared by
+    lot.
     """
     tar, non = split(preds, target)
     if len(tar) == 0 or len(non) < 1000:
@@ -118,7 +132,12 @@ def found_among(preds, target, people=100):
     for score in tar:
         below, tied = np.mean(non < score), np.mean(non == score)
         others = people - 1
-        rates.append(sum(comb(others, k) * tied**k * below ** (others - k) / (k + 1) for k in range(others + 1)))
+        rates.append(
+            sum(
+                comb(others, k) * tied**k * below ** (others - k) / (k + 1)
+                for k in range(others + 1)
+            )
+        )
     return np.mean(rates)
 
 
@@ -128,7 +147,8 @@ def turn(a, b, c):
 
 
 def linkability(preds, target):
-    """D_sys with omega = 1, in its sum form (Gómez-Barrero et al., 2018): no trapezoid, which halves the edge bins.
+    """D_sys with omega = 1, in its sum form (Gómez-Barrero et al., 2018): no trapezoid, which
+    halves the edge bins.
 
     NaN with fewer than ten targets, or where all scores are equal and a histogram has no width.
     """
@@ -142,5 +162,6 @@ def linkability(preds, target):
     total = 0.0
     for p, q in zip(p_tar, p_non, strict=True):
         if p > q:  # a likelihood ratio of one or less links nothing
-            total += p * (2 * p / (p + q) - 1)  # 2 LR / (1 + LR) - 1 with LR = p / q, q = 0 included
+            # 2 LR / (1 + LR) - 1 with LR = p / q, q = 0 included
+            total += p * (2 * p / (p + q) - 1)
     return total

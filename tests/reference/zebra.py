@@ -14,7 +14,9 @@ def split(values, target):
 
 
 def z(llr):
-    """Z of equation 13. Near 0, where the closed form cancels, its power series: what is left out is below 1e-16."""
+    """Z of equation 13. Near 0, where the closed form cancels, its power series: what is left out
+    is below 1e-16.
+    """
     if np.isposinf(llr):
         return 0.5
     if abs(llr) < 0.05:
@@ -36,7 +38,9 @@ def tag(l_w):
 
 
 def zebra_disclosure(preds, target):
-    """Expected disclosure of the oracle-calibrated scores, and of the negated ones; worst case with Laplace's rule."""
+    """Expected disclosure of the oracle-calibrated scores, and of the negated ones; worst case with
+    Laplace's rule.
+    """
     if not has_both(target):
         return dict.fromkeys(("d_ece", "l_w", "tag", "d_ece_reversed"), np.nan)
     preds = np.asarray(preds, dtype=float)
@@ -61,11 +65,13 @@ TO_END = {"xtol": 1e-14, "rtol": 1e-14}
 
 
 def linear_calibration(preds, target):
-    """Scale and offset that minimise Cllr at prior 0.5: logistic regression, classes weighted equally, no penalty.
+    """Scale and offset that minimise Cllr at prior 0.5: logistic regression, classes weighted
+    equally, no penalty.
 
     NaN where a threshold separates the classes: the scale would grow for ever.
     """
-    mean, width = np.mean(preds), np.std(preds) or 1.0  # standardised, so that the search knows no unit
+    # standardised, so that the search knows no unit
+    mean, width = np.mean(preds), np.std(preds) or 1.0
     tar, non = split((np.asarray(preds) - mean) / width, target)
     if np.ptp(preds) > 0 and (tar.min() >= non.max() or non.min() >= tar.max()):
         return np.nan, np.nan
@@ -75,13 +81,18 @@ def linear_calibration(preds, target):
 
 
 def logistic_regression(tar, non):
-    """Scale and offset of least Cllr, by bisection: the offset's condition is monotone, and the scale's given it."""
+    """Scale and offset of least Cllr, by bisection: the offset's condition is monotone, and the
+    scale's given it.
+    """
     largest = max(np.max(np.abs(tar)), np.max(np.abs(non)))
 
     def offset(scale):
         reach = abs(scale) * largest + 50
         return brentq(
-            lambda b: np.mean(expit(scale * non + b)) - np.mean(expit(-scale * tar - b)), -reach, reach, **TO_END
+            lambda b: np.mean(expit(scale * non + b)) - np.mean(expit(-scale * tar - b)),
+            -reach,
+            reach,
+            **TO_END,
         )
 
     def rise(scale):
@@ -96,10 +107,13 @@ def logistic_regression(tar, non):
 
 
 def isotonic_calibration(preds, target, at):
-    """PAV with Laplace's rule, read between training scores by linear interpolation of the posterior."""
+    """PAV with Laplace's rule, read between training scores by linear interpolation of the
+    posterior.
+    """
     order, prior = np.argsort(preds), np.log(np.sum(target == 1) / np.sum(target == 0))
     posterior = expit(pav_llr(preds, target, laplace=True) + prior)
-    return logit(np.interp(at, preds[order], posterior[order])) - prior  # np.interp clips outside the training range
+    # np.interp clips outside the training range
+    return logit(np.interp(at, preds[order], posterior[order])) - prior
 
 
 def calibration_distortion(preds, target, fit_preds, fit_target, calibration):

@@ -1,4 +1,6 @@
-"""The page as its readers see it, in headless Chromium: wide and on a phone, light and dark, by keyboard, by axe."""
+"""The page as its readers see it, in headless Chromium: wide and on a phone, light and dark, by
+keyboard, by axe.
+"""
 
 import shutil
 
@@ -9,7 +11,9 @@ from extras import import_or_skip
 Axe = import_or_skip("axe_playwright_python.sync_playwright").Axe
 sync_playwright = import_or_skip("playwright.sync_api").sync_playwright
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")]
 SCROLLED = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -19,9 +23,28 @@ def paths(tmp_path_factory):
     """One system, in groups and a population, and several of long names."""
     folder = tmp_path_factory.mktemp("pages")
     path = write_embeddings(folder / "e.npz")
-    run("evaluate", path, "--population", "3", "--out", folder / "one", "--title", "A title that goes on and on " * 4)
-    names = "B2", "a_system_with_a_name_that_is_long_and_has_no_space_to_break_at_epoch_17", "two words"
-    run("compare", *(f"{name}={path}" for name in names), "--no-attacks", "--out", folder / "several")
+    run(
+        "evaluate",
+        path,
+        "--population",
+        "3",
+        "--out",
+        folder / "one",
+        "--title",
+        "A title that goes on and on " * 4,
+    )
+    names = (
+        "B2",
+        "a_system_with_a_name_that_is_long_and_has_no_space_to_break_at_epoch_17",
+        "two words",
+    )
+    run(
+        "compare",
+        *(f"{name}={path}" for name in names),
+        "--no-attacks",
+        "--out",
+        folder / "several",
+    )
     run("compare", f"before={path}", f"after={path}", "--no-attacks", "--out", folder / "two")
     return [folder / name / "report.html" for name in ("one", "several", "two")]
 
@@ -37,13 +60,20 @@ def pages(request, browser, paths):
     """The pages in light and in dark; they must not complain."""
     width, height = request.param
     contexts = [
-        browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, is_mobile=width < 600)
+        browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, is_mobile=width < 600
+        )
         for scheme in ("light", "dark")
     ]
     pages, complaints = [context.new_page() for context in contexts for _ in paths], []
     for page, path in zip(pages, 2 * paths, strict=True):
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on(
+            "console",
+            lambda said: (
+                complaints.append(said.text) if said.type in ("error", "warning") else None
+            ),
+        )
         page.goto(path.as_uri())
     yield pages
     assert complaints == []
@@ -67,12 +97,14 @@ BROKEN = """[...document.querySelectorAll("#results ~ * th, .cards li")].flatMap
     const broken = [], walker = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) for (const word of walker.currentNode.data.matchAll(/\\S+/g)) {
         const range = document.createRange();
-        range.setStart(walker.currentNode, word.index); range.setEnd(walker.currentNode, word.index + word[0].length);
+        range.setStart(walker.currentNode, word.index);
+        range.setEnd(walker.currentNode, word.index + word[0].length);
         if (range.getClientRects().length > 1) broken.push(word[0]);
     }
     return broken;
 })"""
-RIGHT_OF_CONDITIONS = """[...document.querySelectorAll("thead th")].filter(th => /^(OP|PP)$/.test(th.textContent))
+RIGHT_OF_CONDITIONS = """[...document.querySelectorAll("thead th")]
+    .filter(th => /^(OP|PP)$/.test(th.textContent))
     .map(th => th.getBoundingClientRect().right).filter(right => right > 0)"""
 
 

@@ -15,7 +15,9 @@ report_of = partial(make_report, metrics="headline")
 
 def found(report, name):
     """Status and message of a check; None where it was not made."""
-    return next(((check.status, check.message) for check in report.checks if check.name == name), None)
+    return next(
+        ((check.status, check.message) for check in report.checks if check.name == name), None
+    )
 
 
 def noise(*shape, seed=0):
@@ -25,7 +27,9 @@ def noise(*shape, seed=0):
 def clear(spread=0.3, speakers=30, utterances=6):
     """Voices that an encoder separates as well as ``spread`` is small, and hidden versions."""
     rows = voices(speakers=speakers, utterances=utterances, leak=0.0)
-    rows["original"] = noise(speakers, 16)[rows["speakers"]] + spread * noise(len(rows["speakers"]), 16, seed=1)
+    rows["original"] = noise(speakers, 16)[rows["speakers"]] + spread * noise(
+        len(rows["speakers"]), 16, seed=1
+    )
     return rows
 
 
@@ -47,7 +51,9 @@ def test_attackers_need_speakers_to_learn_from():
 
 
 def test_the_attack_beats_chance():
-    assert found(report_of(voices(speakers=30, leak=1.0), attacks=[Plain()]), "attack on OP") is None
+    assert (
+        found(report_of(voices(speakers=30, leak=1.0), attacks=[Plain()]), "attack on OP") is None
+    )
     rows = clear(speakers=30)
     for seed in range(20):  # some of which, by chance, disclose less than chance
         rows["protected"] = noise(*rows["protected"].shape, seed=seed)
@@ -65,7 +71,9 @@ def test_duplicate_recordings():
     again = {key: torch.cat([column, column[:5]]) for key, column in rows.items()}
     status, message = found(report_of(again), "duplicates")
     assert status == "warning"
-    assert message.startswith("5 original and 5 protected embeddings equal another one of their speaker")
+    assert message.startswith(
+        "5 original and 5 protected embeddings equal another one of their speaker"
+    )
     near = {key: column.clone() for key, column in again.items()}
     near["original"][-5:] *= 1 + 1e-4 * noise(5, 16, seed=7)
     assert found(report_of(near), "duplicates")[1].startswith("5 original and 5 protected")
@@ -78,7 +86,10 @@ def test_one_recording_under_two_speakers():
     assert found(report_of(rows), "recordings of two speakers") is None
     rows["original"][rows["speakers"] == 1] = rows["original"][rows["speakers"] == 0]
     status, message = found(report_of(rows), "recordings of two speakers")
-    assert (status, message.startswith("6 original embeddings equal one of another speaker")) == ("warning", True)
+    assert (status, message.startswith("6 original embeddings equal one of another speaker")) == (
+        "warning",
+        True,
+    )
 
 
 def test_protected_recordings_that_equal_their_originals():
@@ -87,7 +98,9 @@ def test_protected_recordings_that_equal_their_originals():
     rows["protected"][::10] = rows["original"][::10]
     status, message = found(report_of(rows), "unprotected recordings")
     assert (status, message) == ("warning", "18 of 180 protected recordings equal their originals.")
-    message = found(report_of({**rows, "protected": rows["original"].clone()}), "unprotected recordings")[1]
+    message = found(
+        report_of({**rows, "protected": rows["original"].clone()}), "unprotected recordings"
+    )[1]
     assert message == "All 180 protected recordings equal their originals."
 
 
@@ -110,7 +123,9 @@ def test_the_encoder_is_taken_to_be_trained_on_original_speech():
     assert found(report_of(clear(), trained_on_protected=True), "encoder training")[0] == "ok"
 
 
-@pytest.mark.filterwarnings("ignore:There are no", "ignore:.*The result is NaN", "ignore:Linkability")
+@pytest.mark.filterwarnings(
+    "ignore:There are no", "ignore:.*The result is NaN", "ignore:Linkability"
+)
 def test_across_without_target_trials():
     rows = clear()
     assert found(report_of(rows), "across") is None
@@ -120,7 +135,12 @@ def test_across_without_target_trials():
 
 
 def test_text_shared_by_both_sides():
-    names = [f"{speaker}-{chapter}-{k:04}" for speaker in (10, 11) for chapter in (1, 2) for k in range(3)]
+    names = [
+        f"{speaker}-{chapter}-{k:04}"
+        for speaker in (10, 11)
+        for chapter in (1, 2)
+        for k in range(3)
+    ]
     speakers = [10] * 6 + [11] * 6
     check = check_shared_text(names, speakers)
     assert (check.status, check.message.startswith("40% of the target trials")) == ("warning", True)
@@ -132,12 +152,20 @@ def test_text_shared_by_both_sides():
 def test_checks_of_clear_voices_pass():
     rows = clear() | {"is_reference": torch.arange(180) % 2 == 0}
     status = {check.name: check.status for check in report_of(rows).checks}
-    names = ("duplicates", "protected embeddings", "original embeddings", "target trials", "enrolment")
+    names = (
+        "duplicates",
+        "protected embeddings",
+        "original embeddings",
+        "target trials",
+        "enrolment",
+    )
     assert {name: status.get(name) for name in names} == dict.fromkeys(names, "ok")
     assert found(report_of(clear()), "enrolment") is None
 
 
-@pytest.mark.filterwarnings("ignore:.* equal another", "ignore:.*The result is NaN", "ignore:Linkability")
+@pytest.mark.filterwarnings(
+    "ignore:.* equal another", "ignore:.*The result is NaN", "ignore:Linkability"
+)
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_collapsed_embeddings(value):
     rows = clear()
@@ -162,19 +190,34 @@ def test_one_speaker_holds_most_target_trials(names):
 @pytest.mark.parametrize(
     ("speakers", "message"),
     [
-        (range(8), "Every speaker has one utterance (8 speakers): add more utterances of each for target trials."),
-        ([7] * 8, "All utterances (8) are of one speaker: add other speakers for non-target trials."),
+        (
+            range(8),
+            (
+                "Every speaker has one utterance (8 speakers): add more utterances of each for"
+                " target trials."
+            ),
+        ),
+        (
+            [7] * 8,
+            "All utterances (8) are of one speaker: add other speakers for non-target trials.",
+        ),
     ],
 )
 def test_trials_of_one_kind_are_missing(speakers, message):
-    rows = {"original": noise(8, 8), "protected": noise(8, 8, seed=1), "speakers": torch.tensor(speakers)}
+    rows = {
+        "original": noise(8, 8),
+        "protected": noise(8, 8, seed=1),
+        "speakers": torch.tensor(speakers),
+    }
     assert found(report_of(rows), "trials") == ("failed", message)
 
 
 def test_enrolment_that_was_not_anonymised():
     rows = clear()
     rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0
-    rows["protected"] = torch.where(rows["is_reference"][:, None], rows["original"], rows["protected"])
+    rows["protected"] = torch.where(
+        rows["is_reference"][:, None], rows["original"], rows["protected"]
+    )
     status, message = found(report_of(rows), "enrolment")
     assert (status, "enrolment was never anonymised" in message) == ("failed", True)
 
@@ -187,4 +230,8 @@ def test_two_systems_with_identical_scores():
 
 def test_trials_of_a_list_without_embeddings():
     assert check_missing_trials(0, 1000).status == "ok"
-    assert check_missing_trials(3, 1000) == ("trials", "warning", "3 of 1,000 trials of the list have no embeddings.")
+    assert check_missing_trials(3, 1000) == (
+        "trials",
+        "warning",
+        "3 of 1,000 trials of the list have no embeddings.",
+    )

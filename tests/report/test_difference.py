@@ -1,4 +1,6 @@
-"""The difference of two reports on the same speakers: sign, interval, p-value, and what cannot be compared."""
+"""The difference of two reports on the same speakers: sign, interval, p-value, and what cannot be
+compared.
+"""
 
 from dataclasses import replace
 
@@ -18,7 +20,14 @@ def draw_sides(seed, noise):
     return original, protected, speakers
 
 
-def report_of(noise, seed=0, intervals=0.95, rows=None, speakers=None, metrics=("op_d_ece", "deid", "disclosure")):
+def report_of(
+    noise,
+    seed=0,
+    intervals=0.95,
+    rows=None,
+    speakers=None,
+    metrics=("op_d_ece", "deid", "disclosure"),
+):
     original, protected, labels = draw_sides(seed, noise)
     labels = labels if speakers is None else speakers
     rows = slice(None) if rows is None else rows
@@ -69,7 +78,9 @@ def test_what_cannot_be_compared_raises():
         vp.compare_reports(report, two_speakers)
     with pytest.raises(ValueError, match=r"but got 'op_dece'\. Closest: 'op_d_ece'"):
         vp.compare_reports(report, report, "op_dece")
-    with pytest.raises(ValueError, match=r"on the same speakers, but got 20 and 12 speakers that differ"):
+    with pytest.raises(
+        ValueError, match=r"on the same speakers, but got 20 and 12 speakers that differ"
+    ):
         vp.compare_reports(report, report_of(1.0, rows=slice(0, 60)))
     others = torch.arange(100, 120).repeat_interleave(5)
     with pytest.raises(ValueError, match="on the same speakers"):

@@ -1,4 +1,6 @@
-"""The output folder: nothing of anybody else's is lost, and of several runs into one folder the last one wins whole."""
+"""The output folder: nothing of anybody else's is lost, and of several runs into one folder the
+last one wins whole.
+"""
 
 import contextlib
 import json
@@ -13,10 +15,25 @@ import numpy as np
 import pytest
 
 from vpmetrics._util.inputs import InputError
-from vpmetrics.report.folder import check_output_file, check_output_folder, replace_file, replace_folder
+from vpmetrics.report.folder import (
+    check_output_file,
+    check_output_folder,
+    replace_file,
+    replace_folder,
+)
 
 OWN_NAMES = ["results.json", "report.html", "zoo.png", "ranks.png"]
-STEPS = ("mkdir", "open", "write_bytes", "rename", "unlink", "rmdir", "iterdir", "exists", "resolve")
+STEPS = (
+    "mkdir",
+    "open",
+    "write_bytes",
+    "rename",
+    "unlink",
+    "rmdir",
+    "iterdir",
+    "exists",
+    "resolve",
+)
 
 
 def results_of(run):
@@ -96,7 +113,8 @@ def test_a_run_inside_another_at_every_step_leaves_one_whole_result(tmp_path, is
         winners.append("a" if found == contents_of("a") else "bb")
         assert found == contents_of(winners[-1]), step
         assert [path.name for path in folder.parent.iterdir()] == ["report"], step
-    # The last one to take the place wins: the outer run until it has done so, the inner one after that.
+    # The last one to take the place wins: the outer run until it has done so, the inner one after
+    # that.
     assert winners == sorted(winners)
     assert set(winners) == {"a", "bb"}
 
@@ -116,7 +134,9 @@ def test_three_runs_inside_each_other_leave_one_whole_result(tmp_path):
         assert [path.name for path in folder.parent.iterdir()] == ["report"]
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=str)
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=str
+)
 def test_an_error_at_every_step_loses_nothing(tmp_path, error):
     def fail():
         raise error
@@ -177,7 +197,11 @@ def test_forged_results_delete_nothing(tmp_path):
     folder.mkdir()
     (tmp_path / "outside").write_text("mine")
     (folder / "thesis.tex").write_text("mine")
-    forged = {"vpmetrics": "", "systems": [], "files": ["thesis.tex", "../outside", str(tmp_path / "outside")]}
+    forged = {
+        "vpmetrics": "",
+        "systems": [],
+        "files": ["thesis.tex", "../outside", str(tmp_path / "outside")],
+    }
     (folder / "results.json").write_text(json.dumps(forged))
     with pytest.raises(InputError, match=r"expected a new folder.* holds 'thesis\.tex'"):
         check_output_folder(folder, OWN_NAMES)
@@ -205,7 +229,9 @@ def test_a_folder_that_cannot_be_replaced_is_refused(tmp_path, monkeypatch):
     (tmp_path / "here" / "below").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here" / "below")
     for path in (Path(), Path(".."), tmp_path / "here" / "below"):
-        with pytest.raises(InputError, match=r"expected a new folder|in use and cannot be replaced; name"):
+        with pytest.raises(
+            InputError, match=r"expected a new folder|in use and cannot be replaced; name"
+        ):
             check_output_folder(path, OWN_NAMES)
     check_output_folder(Path("new"), OWN_NAMES)
 
@@ -228,11 +254,17 @@ def test_only_results_files_are_replaced(tmp_path):
     for path in (tmp_path / "new.json", tmp_path / "empty", tmp_path / "r.json", Path("/dev/null")):
         check_output_file(path)
         replace_file(path, results_of("a"))
-    assert (tmp_path / "new.json").read_bytes() == (tmp_path / "r.json").read_bytes() == results_of("a")
+    assert (
+        (tmp_path / "new.json").read_bytes()
+        == (tmp_path / "r.json").read_bytes()
+        == results_of("a")
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"in.npz", "empty", "r.json", "new.json"}
 
 
-@pytest.mark.parametrize("check", [check_output_file, lambda path: check_output_folder(path, OWN_NAMES)])
+@pytest.mark.parametrize(
+    "check", [check_output_file, lambda path: check_output_folder(path, OWN_NAMES)]
+)
 def test_too_long_file_name_raises_a_short_error(tmp_path, check):
     with pytest.raises(InputError, match=r"cannot be written \(File name too long\)") as caught:
         check(tmp_path / ("x" * 300))

@@ -1,4 +1,6 @@
-"""The verdict, and the summary it stands in: never more than was tried, and never low where something is wrong."""
+"""The verdict, and the summary it stands in: never more than was tried, and never low where
+something is wrong.
+"""
 
 import math
 from dataclasses import replace
@@ -32,7 +34,11 @@ def rebuild(report, **changes):
     parts = {key: changes.pop(key) for key in ("checks", "attacks", "conditions") if key in changes}
     report = replace(report, **parts, headline=None)
     scalars = report.scalars | {key: torch.tensor(float(value)) for key, value in changes.items()}
-    scalars |= {k: v for k, v in _largest_of_conditions(report.conditions, scalars).items() if k not in changes}
+    scalars |= {
+        k: v
+        for k, v in _largest_of_conditions(report.conditions, scalars).items()
+        if k not in changes
+    }
     report = replace(report, scalars=scalars)
     report = replace(report, risks=collect_risks(report))
     return replace(report, headline=make_headline(report))
@@ -53,10 +59,17 @@ def attacked(name="x", **changes):
     """A system on whose OP attacks were fused, and on whose PP where scalars of it are given."""
     known = scores(0.0)
     if any(key.startswith("pp_") for key in changes):
-        known = replace(known, conditions={**known.conditions, **scores(0.0, condition="PP").conditions})
+        known = replace(
+            known, conditions={**known.conditions, **scores(0.0, condition="PP").conditions}
+        )
     given = {"op_d_ece_strongest": 0.37, "op_d_ece_chance": 0.012, **changes}
     fused = FusedResult({}, torch.tensor(0.0), torch.tensor(0.0), {}, profile=3)
-    known = replace(known, conditions={name: replace(each, strongest=fused) for name, each in known.conditions.items()})
+    known = replace(
+        known,
+        conditions={
+            name: replace(each, strongest=fused) for name, each in known.conditions.items()
+        },
+    )
     attacks = (ReportedAttack("plain", "nothing", {}, {}),)
     return EvaluatedSystem(name, rebuild(known, attacks=attacks, **given))
 
@@ -65,7 +78,9 @@ def text_of(one):
     return " ".join(verdict_of(one).sentences)
 
 
-@pytest.mark.parametrize(("distance", "level"), [(4.0, "high"), (0.0, "inconclusive"), (-4.0, "high")])
+@pytest.mark.parametrize(
+    ("distance", "level"), [(4.0, "high"), (0.0, "inconclusive"), (-4.0, "high")]
+)
 def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level):
     one = system("x", distance)
     assert verdict_of(one).level == level
@@ -78,17 +93,29 @@ def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level)
 @pytest.mark.parametrize(
     ("one", "texts"),
     [
-        (attacked(), ["an attacker learns 0.370 bit of at most 0.721, OP; chance gives 0.012",
-         "The attacker (fused attacks) needs original speech of the same people, and pairs of original and protected"]),
-        (attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6),
-         ["learns 0.667 bit of at most 0.721, PP", "plain comparison, without an attack, 0.600"]),
+        (
+            attacked(),
+            [
+                "an attacker learns 0.370 bit of at most 0.721, OP; chance gives 0.012",
+                (
+                    "The attacker (fused attacks) needs original speech of the same people, and"
+                    " pairs of original and protected"
+                ),
+            ],
+        ),
+        (
+            attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6),
+            ["learns 0.667 bit of at most 0.721, PP", "plain comparison, without an attack, 0.600"],
+        ),
         (system("x", 0.0, checks=[Check("speakers", "ok", "40")]), ["No attack was tried"]),
     ],
-)  # fmt: skip
+)
 def test_verdict_names_the_strongest_attack(one, texts):
     assert all(text in text_of(one) for text in texts), text_of(one)
     assert ("No attack" in text_of(one)) == (not one.report.attacks)
-    disclosures = [row.cell.value for row in summary_rows(one) if row.heading.endswith(" disclosure")]
+    disclosures = [
+        row.cell.value for row in summary_rows(one) if row.heading.endswith(" disclosure")
+    ]
     assert max(disclosures) == pytest.approx(one.get_or_nan("disclosure"))
 
 
@@ -101,7 +128,10 @@ def test_condition_within_does_not_count_as_disclosure():
 
 
 def test_leakage_is_not_low_where_a_check_failed():
-    checks = [Check(name, status, "It.") for name, status in (("a", "ok"), ("encoder", "failed"), ("b", "warning"))]
+    checks = [
+        Check(name, status, "It.")
+        for name, status in (("a", "ok"), ("encoder", "failed"), ("b", "warning"))
+    ]
     one = system("x", 0.0, checks=checks)
     assert verdict_of(one).level == "inconclusive"
     assert "It." in text_of(one)
@@ -113,7 +143,11 @@ def test_leakage_is_not_low_where_a_check_failed():
 def test_systems_are_ranked_by_what_they_disclose():
     weak, strong = system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)
     unknown = system("?", 0.0, op_d_ece=math.nan, op_d_ece_reversed=math.nan)
-    assert [one.name for one in sort_by_dataset_and_disclosure([unknown, weak, strong])] == ["strong", "weak", "?"]
+    assert [one.name for one in sort_by_dataset_and_disclosure([unknown, weak, strong])] == [
+        "strong",
+        "weak",
+        "?",
+    ]
     verdict = verdict_of_systems([weak, strong])
     assert verdict.title == "strong discloses least."
     assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in verdict.sentences
@@ -123,7 +157,9 @@ def test_systems_are_ranked_by_what_they_disclose():
 
 def test_systems_are_ranked_only_within_a_dataset():
     distances = {"a dev": 0.1, "a test": 2.0, "b dev": 1.0, "b test": 1.0}
-    ones = [replace(system(name, distance), dataset=name[2:]) for name, distance in distances.items()]
+    ones = [
+        replace(system(name, distance), dataset=name[2:]) for name, distance in distances.items()
+    ]
     part = replace(system("b test, x-vectors", 0.0), dataset="test", part_of="b test")
     copy = replace(part, name="b test, ECAPA")
     verdict = verdict_of_systems([*ones, part, copy])
@@ -133,15 +169,25 @@ def test_systems_are_ranked_only_within_a_dataset():
     assert check.message == "b test, ECAPA and b test, x-vectors have identical scores."
     assert collect_checks([*ones, part, copy]) == []
     lines = comparison_lines([part, *ones])[1:]
-    assert [line.split("  0.")[0].rstrip() for line in lines] == ["a dev", "b dev", "b test", "  x-vectors", "a test"]
+    assert [line.split("  0.")[0].rstrip() for line in lines] == [
+        "a dev",
+        "b dev",
+        "b test",
+        "  x-vectors",
+        "a test",
+    ]
     tones = {str(row[0]): row[1].tone for row in table_of_systems([*ones, part], "t").rows}
     assert {name for name, tone in tones.items() if tone == "best"} == {"a dev", "b test"}
 
 
 def test_risks_are_told_in_words():
     assert [describe_share(share) for share in (0.85, 0.45, 0.11, 0.01, 0.0)] == [
-        "8 in 10 tries", "1 in 2 tries", "1 in 9 tries", "1 in 100 tries", "no try",
-    ]  # fmt: skip
+        "8 in 10 tries",
+        "1 in 2 tries",
+        "1 in 9 tries",
+        "1 in 100 tries",
+        "no try",
+    ]
     nothing = attacked(op_d_ece_strongest=0.001, op_d_ece=0.001, op_found_in_100=0.009)
     text = text_of(nothing)
     assert "learns 0.001 bit of at most 0.721, OP; no more than chance would give" in text
@@ -150,8 +196,12 @@ def test_risks_are_told_in_words():
 
 
 def test_differences_below_the_printed_digits_are_the_same():
-    before = system("a", 1.0, disclosure=2e-5, disclosure_low=1e-5, disclosure_high=3e-5, deid=0.30001)
-    after = system("b", 1.0, disclosure=4e-4, disclosure_low=3.9e-4, disclosure_high=4.1e-4, deid=0.30004)
+    before = system(
+        "a", 1.0, disclosure=2e-5, disclosure_low=1e-5, disclosure_high=3e-5, deid=0.30001
+    )
+    after = system(
+        "b", 1.0, disclosure=4e-4, disclosure_low=3.9e-4, disclosure_high=4.1e-4, deid=0.30004
+    )
     changes = {row[0].text: row[3].text for row in table_of_changes(before, after).rows}
     assert changes["disclosure ↓ [bit]"] == changes["DeID ↑ [%]"] == "same"
     table = table_of_systems([before, after], "t", ["disclosure", "deid"])
@@ -176,7 +226,10 @@ LONG = "an_attack_whose_name_goes_on_and_on_without_end_and_without_a_single_spa
 @pytest.mark.parametrize("name", ["x", LONG, "汉" * 60, "two\nlines \x1b[31m"])
 def test_summaries_fit_a_terminal_of_80_columns(name):
     one = attacked(name, pp_d_ece=0.1, deid=0.5, gvd=-1.0, op_linkability=0.3)
-    one = replace(one, report=replace(one.report, checks=[Check("a check", "failed", f"It failed {LONG}. " * 3)]))
+    one = replace(
+        one,
+        report=replace(one.report, checks=[Check("a check", "failed", f"It failed {LONG}. " * 3)]),
+    )
     for lines in (summary_lines(one), comparison_lines([one, system("other", 1.0)])):
         assert max(map(len, lines)) <= 80
         assert all(line.isprintable() for line in lines)
@@ -187,8 +240,12 @@ def test_summaries_fit_a_terminal_of_80_columns(name):
 
 def test_equal_check_messages_of_systems_are_merged():
     same, other = Check("encoder", "ok", "Good."), Check("encoder", "failed", "Bad.")
-    systems = [attacked(name, checks=(check,)) for name, check in (("a", same), ("b", same), ("c", other))]
-    assert [(check.name, check.message) for check in collect_checks(systems[:2])[1:]] == [("encoder", "Good.")]
+    systems = [
+        attacked(name, checks=(check,)) for name, check in (("a", same), ("b", same), ("c", other))
+    ]
+    assert [(check.name, check.message) for check in collect_checks(systems[:2])[1:]] == [
+        ("encoder", "Good.")
+    ]
     named = [check for check in collect_checks(systems) if check.name != "identical systems"]
     assert named == [other._replace(name="encoder, c"), same._replace(name="encoder, a, b")]
 
@@ -209,5 +266,7 @@ def test_changes_follow_the_privacy_direction_of_each_measure():
 @pytest.mark.parametrize(("value", "says"), [(0.52, "within error"), (0.70, "▲ worse")])
 def test_a_change_within_the_error_of_both_is_neither_better_nor_worse(value, says):
     before = system("a", 2.0, disclosure=0.50, disclosure_low=0.45, disclosure_high=0.55)
-    after = system("b", 2.0, disclosure=value, disclosure_low=value - 0.03, disclosure_high=value + 0.03)
+    after = system(
+        "b", 2.0, disclosure=value, disclosure_low=value - 0.03, disclosure_high=value + 0.03
+    )
     assert table_of_changes(before, after).rows[0][3].text == says

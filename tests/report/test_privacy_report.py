@@ -1,4 +1,6 @@
-"""One report, from embeddings or from trials: values of the functions, mean scores, profiles, chance levels."""
+"""One report, from embeddings or from trials: values of the functions, mean scores, profiles,
+chance levels.
+"""
 
 import pytest
 import reference
@@ -33,7 +35,9 @@ def test_calibration_of_another_run_matches_the_function():
     for kind in ("linear", "isotonic"):
         expected = F.calibration_distortion(*attacked[:2], *other[:2], kind)
         assert_close(report.scalars[f"c_ece_{kind}"], expected, rtol=0, atol=1e-12)
-        assert_close(report.scalars[f"cllr_{kind}"], F.cllr(report.transfer.llr[kind], attacked.is_target))
+        assert_close(
+            report.scalars[f"cllr_{kind}"], F.cllr(report.transfer.llr[kind], attacked.is_target)
+        )
     assert_close(report.transfer.other.scalars["d_ece"], F.zebra_disclosure(*other[:2])["d_ece"])
 
 
@@ -59,13 +63,16 @@ def test_misleading_infinite_scores_give_an_infinite_profile():
     [
         ("empirical", 20, 400, {"rel": 0.08}),
         ("beta_binomial", 20, 400, {"rel": 0.6}),
-        ("empirical", 40, 80, {"abs": 0.015}),  # forty speakers of two utterances: the rule for many inputs says 0.35
+        # forty speakers of two utterances: the rule for many inputs says 0.35
+        ("empirical", 40, 80, {"abs": 0.015}),
     ],
 )
 def test_chance_mean_d_matches_uniform_ranks(model, ranks, inputs, tolerance):
     draw = torch.Generator().manual_seed(0)
     drawn = torch.randint(ranks, (300, inputs), generator=draw)
-    histograms = torch.zeros(300, ranks).double().scatter_add(1, drawn, torch.ones(drawn.shape).double())
+    histograms = (
+        torch.zeros(300, ranks).double().scatter_add(1, drawn, torch.ones(drawn.shape).double())
+    )
     shown = F.rank_disclosure(histograms, model)["mean_d"].mean().item()
     assert float(chance_mean_d(histograms[0], model, inputs)) == pytest.approx(shown, **tolerance)
     assert shown > 0.37 or inputs > 80
@@ -76,12 +83,17 @@ def test_chance_mean_d_matches_uniform_ranks(model, ranks, inputs, tolerance):
 
 @pytest.mark.parametrize("steady", [True, False])
 def test_perfect_system_is_at_chance_level(steady):
-    tolerances = {"op_linkability": {"rel": 0.25}, "op_mean_d": {"rel": 0.25}, "op_alid": {"abs": 0.02}}
+    tolerances = {
+        "op_linkability": {"rel": 0.25},
+        "op_mean_d": {"rel": 0.25},
+        "op_alid": {"abs": 0.02},
+    }
     keys = [key + suffix for key in tolerances for suffix in ("", "_chance")]
     keys += ["worst_speaker_disclosure", "worst_speaker_chance", "worst_speaker_p"]
     reports = []
     for seed in range(12):
-        rows = voices(speakers=30, leak=0.0, seed=seed)  # a pseudo-voice per speaker, or noise per utterance
+        # a pseudo-voice per speaker, or noise per utterance
+        rows = voices(speakers=30, leak=0.0, seed=seed)
         if not steady:
             rows["protected"] = torch.randn(240, 16, generator=torch.Generator().manual_seed(seed))
         reports.append(make_report(rows, metrics=keys))

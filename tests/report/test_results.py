@@ -1,4 +1,6 @@
-"""Results as files: JSON as documented, tables for spreadsheets and papers, figures in several formats."""
+"""Results as files: JSON as documented, tables for spreadsheets and papers, figures in several
+formats.
+"""
 
 import base64
 import hashlib
@@ -28,8 +30,17 @@ def example_in_documentation():
 
 
 def assert_same_form(got, documented, place="results"):
-    """Check that dictionaries have the documented keys, and that values are of the documented types."""
-    if place.rpartition(".")[2] in ("scalars", "settings", "trials", "utility", "not_finite", "attributes"):
+    """Check that dictionaries have the documented keys, and that values are of the documented
+    types.
+    """
+    if place.rpartition(".")[2] in (
+        "scalars",
+        "settings",
+        "trials",
+        "utility",
+        "not_finite",
+        "attributes",
+    ):
         return
     if isinstance(documented, dict):
         assert set(got) == set(documented), place
@@ -49,7 +60,12 @@ def test_results_have_the_documented_form_and_record_command_and_settings(tmp_pa
     content = results_of(tmp_path / "out" / "results.json")
     assert content["version"] == results.VERSION
     assert_same_form({**content, "checks": []}, {**example_in_documentation(), "checks": []})
-    assert content["command"] == ["vpmetrics", "evaluate", *map(str, (*files, "--out", tmp_path / "out")), *options]
+    assert content["command"] == [
+        "vpmetrics",
+        "evaluate",
+        *map(str, (*files, "--out", tmp_path / "out")),
+        *options,
+    ]
     assert content["settings"].items() >= {"similarity": "sigmoid", "scoring": "cosine"}.items()
     (source,) = content["inputs"]
     assert source["sha256"] == hashlib.sha256(files[0].read_bytes()).hexdigest()
@@ -60,7 +76,9 @@ def test_results_have_the_documented_form_and_record_command_and_settings(tmp_pa
     assert set(content["scalars"]) == set(system["scalars"])
     assert system["headline"]["disclosure"] == system["scalars"]["disclosure"]
     assert system["headline"]["level"] in ("high", "moderate", "inconclusive")
-    assert set(content["files"]) == {path.name for path in (tmp_path / "out").iterdir()} - {"results.json"}
+    assert set(content["files"]) == {path.name for path in (tmp_path / "out").iterdir()} - {
+        "results.json"
+    }
     assert content["scalars"]["op_eer"]["direction"] == "high"
     capsys.readouterr()
     run("evaluate", *files, "--json", "-", *options)  # and nothing but JSON
@@ -72,7 +90,9 @@ def test_non_finite_scalars_are_null_and_listed(tmp_path):
     with pytest.warns(UserWarning, match="There are no non-target trials"):
         report = report_trials({"": targets})
     report.scalars["cllr"] = torch.tensor(math.inf)
-    (tmp_path / "r.json").write_bytes(encode_json(make_results([EvaluatedSystem("x", report)], Run())))
+    (tmp_path / "r.json").write_bytes(
+        encode_json(make_results([EvaluatedSystem("x", report)], Run()))
+    )
     (system,) = results_of(tmp_path / "r.json")["systems"]
     assert system["scalars"]["cllr"] is None
     assert system["scalars"]["d_ece"] is None
@@ -96,8 +116,15 @@ def test_figures_are_written_in_the_formats_asked_for(tmp_path, voices):
 def test_tables_keep_every_digit_in_a_narrow_terminal(capsys, width):
     from rich.console import Console
 
-    names = "a rather long name of a system with words", "averyveryverylongnamewithoutanyspaces", "B2"
-    rows = tuple((Cell(name), *(Cell(f"{number}.{number:03}") for number in range(100, 112))) for name in names)
+    names = (
+        "a rather long name of a system with words",
+        "averyveryverylongnamewithoutanyspaces",
+        "B2",
+    )
+    rows = tuple(
+        (Cell(name), *(Cell(f"{number}.{number:03}") for number in range(100, 112)))
+        for name in names
+    )
     table = Table("Systems", ("system", *(f"D_ECE of {n} [bit]" for n in range(12))), rows)
     print_tables([table], Console(width=width))
     shown = capsys.readouterr().out
@@ -122,12 +149,22 @@ def test_a_report_is_saved_from_python_as_by_the_command(tmp_path, voices):
 
 
 def test_utility_attributes_and_recordings_are_shown_where_there_are_any(tmp_path):
-    ones = [EvaluatedSystem(name, report_trials({"OP": scored(d)})) for name, d in (("a", 0.1), ("b", 2.0))]
+    ones = [
+        EvaluatedSystem(name, report_trials({"OP": scored(d)}))
+        for name, d in (("a", 0.1), ("b", 2.0))
+    ]
     save_systems(ones, tmp_path / "without")
     assert "<audio" not in (tmp_path / "without" / "report.html").read_text(encoding="utf-8")
     attributes = {"sex": {"disclosure": 0.25}}
-    ones = [replace(ones[0], utility={"WER": 5.0}, attributes=attributes), replace(ones[1], utility={"WER": 6.0})]
-    save_systems(ones, tmp_path / "with", samples=[Sample("p225", "<read>", b"RIFForiginal", b"RIFFprotected")])
+    ones = [
+        replace(ones[0], utility={"WER": 5.0}, attributes=attributes),
+        replace(ones[1], utility={"WER": 6.0}),
+    ]
+    save_systems(
+        ones,
+        tmp_path / "with",
+        samples=[Sample("p225", "<read>", b"RIFForiginal", b"RIFFprotected")],
+    )
     text = (tmp_path / "with" / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     labels = [attributes["aria-label"] for tag, attributes in page.tags if tag == "audio"]
@@ -144,7 +181,9 @@ def test_utility_attributes_and_recordings_are_shown_where_there_are_any(tmp_pat
 @pytest.mark.parametrize("title", ["B2", 'a "quoted": title\n- x # y', "系统"])
 def test_a_model_card_has_front_matter_that_the_hub_reads(title):
     known = report_trials({"OP": scored()})
-    text = render_model_card([EvaluatedSystem("B2: x", known), EvaluatedSystem("---", known)], title)
+    text = render_model_card(
+        [EvaluatedSystem("B2: x", known), EvaluatedSystem("---", known)], title
+    )
     _, front, body = text.split("---\n", 2)
     content = yaml.safe_load(front)
     assert [entry["name"] for entry in content["model-index"]] == ["B2: x", "---"]

@@ -1,4 +1,6 @@
-"""Tables as files: numbers for spreadsheets, nothing that runs, and LaTeX that compiles for whatever name."""
+"""Tables as files: numbers for spreadsheets, nothing that runs, and LaTeX that compiles for
+whatever name.
+"""
 
 import csv
 import re
@@ -15,7 +17,16 @@ ROWS = (
     (Cell("b"), Cell("–"), Cell("?")),
 )
 TABLE = Table("Title with D_ECE & 50 %", ("system", "G_VD [dB]", "tag ↓"), ROWS)
-HOSTILE = ("=cmd|' /C calc'!A0", "+1", "@SUM(A1)", "-2+3", "＝1", "<script>x</script>", "a|b`*_[x](y)", "\\input{x}")
+HOSTILE = (
+    "=cmd|' /C calc'!A0",
+    "+1",
+    "@SUM(A1)",
+    "-2+3",
+    "＝1",
+    "<script>x</script>",
+    "a|b`*_[x](y)",
+    "\\input{x}",
+)
 
 
 def test_csv_has_numbers_and_separate_interval_columns():
@@ -31,12 +42,16 @@ def test_csv_has_numbers_and_separate_interval_columns():
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_cell_is_a_formula_or_a_tag(text):
-    table = Table(text, ("measure", text), ((Cell(text), Cell(text)), (Cell("x"), Cell("−1", -1.0))))
+    table = Table(
+        text, ("measure", text), ((Cell(text), Cell(text)), (Cell("x"), Cell("−1", -1.0)))
+    )
     rows = list(csv.reader(as_csv([table]).splitlines()))
     assert all(cell[0] not in "=+-@＝＋－＠" for row in rows[:2] for cell in row)
     assert rows[2] == ["x", "-1"]
     assert "<script>" not in as_markdown([table])
-    assert {len(re.findall(r"(?<!\\)\|", line)) for line in as_markdown([table]).splitlines()[2:]} == {3}
+    assert {
+        len(re.findall(r"(?<!\\)\|", line)) for line in as_markdown([table]).splitlines()[2:]
+    } == {3}
 
 
 def test_tables_for_markdown_have_intervals_and_the_best_in_bold():
@@ -50,7 +65,8 @@ def test_tables_for_markdown_have_intervals_and_the_best_in_bold():
 
 def test_latex_escapes_names_and_writes_subscripts():
     text = as_latex([TABLE])
-    assert r"\caption{Title with D\_ECE \& 50 \%.}" in text  # a title is left as its author wrote it
+    # a title is left as its author wrote it
+    assert r"\caption{Title with D\_ECE \& 50 \%.}" in text
     assert r"\shortstack[r]{$G_\mathrm{VD}$ \\ {[}dB]}" in text
     assert r"a\_b\textbar{}c & \textbf{$-$1.50} & A \\" in text
     assert "2.00" not in text
@@ -58,28 +74,56 @@ def test_latex_escapes_names_and_writes_subscripts():
 
 
 def test_wide_tables_span_both_columns():
-    wide = Table("", ("system", *(f"measure{n} [bit]" for n in range(9))), ((Cell("x"), *[Cell("0.123")] * 9),))
+    wide = Table(
+        "",
+        ("system", *(f"measure{n} [bit]" for n in range(9))),
+        ((Cell("x"), *[Cell("0.123")] * 9),),
+    )
     assert "table*" in as_latex([wide])
     assert "table*" not in as_latex([TABLE])
 
 
-TITLES = ("b_new_v_2", "two\nlines", "$\\foo$ 50 % & #1 {x} ~^", "é ü ñ", "x" * 40, *HOSTILE[:4], *HOSTILE[5:])
+TITLES = (
+    "b_new_v_2",
+    "two\nlines",
+    "$\\foo$ 50 % & #1 {x} ~^",
+    "é ü ñ",
+    "x" * 40,
+    *HOSTILE[:4],
+    *HOSTILE[5:],
+)
 
 
 @pytest.mark.parametrize("compiler", ["pdflatex", "lualatex"])
 def test_latex_compiles_for_any_title_without_overfull_boxes(tmp_path, compiler):
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler}")
-    wide = tuple(Cell(f"{n}.123", 1.0, "[0.123, 0.456]", (0.1, 0.4), "best" if n % 3 else "") for n in range(14))
+    wide = tuple(
+        Cell(f"{n}.123", 1.0, "[0.123, 0.456]", (0.1, 0.4), "best" if n % 3 else "")
+        for n in range(14)
+    )
     tables = [
-        Table(title, (title, *(f"OP strongest D_ECE ↓ [bit] {n}" for n in range(k))), ((Cell(title), *wide[:k]),))
+        Table(
+            title,
+            (title, *(f"OP strongest D_ECE ↓ [bit] {n}" for n in range(k))),
+            ((Cell(title), *wide[:k]),),
+        )
         for title in (TITLES if compiler == "pdflatex" else ("系统 b_new_v_2",))
         for k in (1, 4, 14)
     ]
-    packages = r"\usepackage{booktabs,graphicx}" + (r"\usepackage[utf8]{inputenc}" if compiler == "pdflatex" else "")
+    packages = r"\usepackage{booktabs,graphicx}" + (
+        r"\usepackage[utf8]{inputenc}" if compiler == "pdflatex" else ""
+    )
     for intervals in (False, True):
-        lines = [r"\documentclass[twocolumn]{article}", packages, r"\begin{document}", as_latex(tables, intervals)]
-        (tmp_path / "x.tex").write_text("\n".join([*lines, r"\clearpage", r"\end{document}"]), encoding="utf-8")
+        lines = [
+            r"\documentclass[twocolumn]{article}",
+            packages,
+            r"\begin{document}",
+            as_latex(tables, intervals),
+        ]
+        (tmp_path / "x.tex").write_text(
+            "\n".join([*lines, r"\clearpage", r"\end{document}"]), encoding="utf-8"
+        )
         command = [compiler, "-interaction=nonstopmode", "-halt-on-error", "x.tex"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
         log = (tmp_path / "x.log").read_text(errors="replace")

@@ -1,4 +1,6 @@
-"""The tables: what stands beside what, which columns there are, and that no interval leaves its value outside."""
+"""The tables: what stands beside what, which columns there are, and that no interval leaves its
+value outside.
+"""
 
 import re
 from dataclasses import replace
@@ -23,24 +25,35 @@ WEAK = ("DeID", "D_ECE", "EER", "Cllr")
 
 def report_of(voices, **settings):
     metric = VoicePrivacy(attacks=None, metrics="all", **settings)
-    metric.update(voices.original, voices.protected["B2"], voices.speakers, groups=voices.speakers % 2)
+    metric.update(
+        voices.original, voices.protected["B2"], voices.speakers, groups=voices.speakers % 2
+    )
     return metric.report()
 
 
 @pytest.fixture(scope="module")
 def systems(voices):
-    """With attacks and without, in groups with weights, from scores alone, and of protected speech alone."""
+    """With attacks and without, in groups with weights, from scores alone, and of protected speech
+    alone.
+    """
     speakers, plain = tuple("abcdef"), report_of(voices)
     numbers = {"d_ece_strongest": 0.7, "eer_strongest": 0.1, "d_ece_chance": 0.01}
-    strongest = {f"{condition}_{key}": value for condition in ("op", "pp") for key, value in numbers.items()}
-    attacks = (ReportedAttack("plain", "nothing", {}, {}), ReportedAttack("ridge to original", "pairs", {}, {}))
+    strongest = {
+        f"{condition}_{key}": value for condition in ("op", "pp") for key, value in numbers.items()
+    }
+    attacks = (
+        ReportedAttack("plain", "nothing", {}, {}),
+        ReportedAttack("ridge to original", "pairs", {}, {}),
+    )
     groups = {name: EvaluatedSystem(name, plain.groups[number]) for number, name in enumerate("fm")}
     trials = scored()
     attacked = rebuild(report_of(voices, intervals=0.95), attacks=attacks, **strongest)
     return {
         "attacked": EvaluatedSystem("attacked", attacked, speakers),
         "not attacked": EvaluatedSystem("not attacked", plain, speakers),
-        "groups": EvaluatedSystem("groups", plain, speakers, groups=groups, weights={"f": 0.5, "m": 0.5}),
+        "groups": EvaluatedSystem(
+            "groups", plain, speakers, groups=groups, weights={"f": 0.5, "m": 0.5}
+        ),
         "scores": EvaluatedSystem("scores", report_trials({"": trials})),
         "PP alone": EvaluatedSystem("PP alone", report_trials({"PP": trials})),
         "two runs": EvaluatedSystem("two runs", report_trials({"": trials}, trials)),
@@ -52,7 +65,9 @@ def tables(systems):
         yield from tables_of_system(one)
         for columns in PRESETS:
             yield table_of_systems([one, replace(one, name="other")], "several", [columns])
-    yield table_of_systems([systems["attacked"], systems["not attacked"], systems["PP alone"]], "several")
+    yield table_of_systems(
+        [systems["attacked"], systems["not attacked"], systems["PP alone"]], "several"
+    )
 
 
 def test_every_table_with_a_weak_attack_shows_the_strongest(systems):
@@ -61,7 +76,9 @@ def test_every_table_with_a_weak_attack_shows_the_strongest(systems):
         names = [*table.columns, *(row[0].text for row in table.rows)]
         if any(weak in name for name in names for weak in WEAK) and table.title != "By group, OO":
             seen += 1
-            assert any("strongest D_ECE" in name or "strongest EER" in name for name in names), table.title
+            assert any("strongest D_ECE" in name or "strongest EER" in name for name in names), (
+                table.title
+            )
     assert seen >= 20
 
 
@@ -69,10 +86,15 @@ def test_strongest_attack_stands_before_each_weak_one_or_says_none_tried(systems
     table = table_of_systems([systems["not attacked"]] * 2, "x")
     for weak in ("OP D_ECE", "OP EER", "PP D_ECE", "DeID"):
         strongest = weak.replace(" ", " strongest ") if " " in weak else "OP strongest D_ECE"
-        at, after = (next(k for k, head in enumerate(table.columns) if head.startswith(n)) for n in (strongest, weak))
+        at, after = (
+            next(k for k, head in enumerate(table.columns) if head.startswith(n))
+            for n in (strongest, weak)
+        )
         assert at < after
         assert [row[at].text for row in table.rows] == ["–", "none tried", "none tried"]
-    (groups,) = [table for table in tables_of_system(systems["groups"]) if table.title == "By group, OP"]
+    (groups,) = [
+        table for table in tables_of_system(systems["groups"]) if table.title == "By group, OP"
+    ]
     at = next(k for k, head in enumerate(groups.columns) if head.startswith("strongest D_ECE"))
     assert [row[at].text for row in groups.rows] == ["none tried"] * 3 + ["–"]  # no average
 
@@ -81,8 +103,14 @@ def test_every_measure_is_in_exactly_one_table(systems):
     shown = tables_of_system(systems["attacked"])
     assert shown[0].title == "Headline"
     assert not shown[0].fold
-    keys = [entry.key for name in ("score", "matrix", "rank", "local", "speaker") for entry in FAMILIES[name]]
-    assert {key: sum(key in table.keys for table in shown) for key in keys} == dict.fromkeys(keys, 1)
+    keys = [
+        entry.key
+        for name in ("score", "matrix", "rank", "local", "speaker")
+        for entry in FAMILIES[name]
+    ]
+    assert {key: sum(key in table.keys for table in shown) for key in keys} == dict.fromkeys(
+        keys, 1
+    )
     assert {table.fold for table in shown[2:]} == {table.title for table in shown[2:]}
 
 
@@ -98,15 +126,27 @@ def test_op_and_pp_values_have_separate_columns(systems):
 
 def test_best_value_follows_the_direction_of_each_column():
     ones = [
-        replace(system(name, 1.0, deid=deid, gvd=deid, op_d_ece=bits), utility={"WER": wer, "UAR": wer, "MOS": wer})
+        replace(
+            system(name, 1.0, deid=deid, gvd=deid, op_d_ece=bits),
+            utility={"WER": wer, "UAR": wer, "MOS": wer},
+        )
         for name, deid, bits, wer in (("a", 0.2, 0.1, 9.0), ("b", 0.9, 0.3, 5.0))
     ]
     table = table_of_systems(ones, "x", ["op_d_ece", "deid", "gvd", "utility"])
     columns = zip(table.columns, *table.rows, strict=True)
-    assert {head: "".join("ab"[at] for at, cell in enumerate(cells) if cell.tone) for head, *cells in columns} == {
-        "system": "", "OP strongest D_ECE ↓ [bit]": "", "OP D_ECE ↓ [bit]": "a", "DeID ↑ [%]": "b", "G_VD [dB]": "",
-        "WER ↓": "b", "UAR ↑": "a", "MOS ↑": "a",
-    }  # fmt: skip
+    assert {
+        head: "".join("ab"[at] for at, cell in enumerate(cells) if cell.tone)
+        for head, *cells in columns
+    } == {
+        "system": "",
+        "OP strongest D_ECE ↓ [bit]": "",
+        "OP D_ECE ↓ [bit]": "a",
+        "DeID ↑ [%]": "b",
+        "G_VD [dB]": "",
+        "WER ↓": "b",
+        "UAR ↑": "a",
+        "MOS ↑": "a",
+    }
     assert {utility_direction(name) for name in ("cer", "WER [%]", "word error")} == {"low"}
     assert utility_direction("answer") == "high"
 
@@ -118,9 +158,20 @@ def test_presets_name_columns_there_are(systems, preset):
 
 
 def test_a_measure_without_condition_stands_for_all(systems):
-    heads = table_of_systems([systems["attacked"]] * 2, "x", ["l_w", "oo_eer", "op_rank_spread"]).columns
-    assert heads == ("system", "OP l_w ↓ [log10]", "PP l_w ↓ [log10]", "OO EER ↑ [%]", "OP rank spread [%]")
-    assert table_of_systems([systems["scores"]] * 2, "x", ["l_w"]).columns == ("system", "l_w ↓ [log10]")
+    heads = table_of_systems(
+        [systems["attacked"]] * 2, "x", ["l_w", "oo_eer", "op_rank_spread"]
+    ).columns
+    assert heads == (
+        "system",
+        "OP l_w ↓ [log10]",
+        "PP l_w ↓ [log10]",
+        "OO EER ↑ [%]",
+        "OP rank spread [%]",
+    )
+    assert table_of_systems([systems["scores"]] * 2, "x", ["l_w"]).columns == (
+        "system",
+        "l_w ↓ [log10]",
+    )
 
 
 def test_unknown_column_raises_with_the_closest_name():
@@ -147,11 +198,27 @@ def test_printed_intervals_contain_their_value(key):
 
 
 def test_attributes_have_a_table(systems):
-    numbers = {"disclosure": 0.31, "disclosure_low": 0.2, "disclosure_high": 0.4, "accuracy": 0.8, "majority": 0.5}
+    numbers = {
+        "disclosure": 0.31,
+        "disclosure_low": 0.2,
+        "disclosure_high": 0.4,
+        "accuracy": 0.8,
+        "majority": 0.5,
+    }
     one = replace(systems["scores"], attributes={"sex": numbers, "accent": {"disclosure": 0.0}})
     (table,) = [table for table in tables_of_system(one) if table.title == "Attributes"]
-    assert table.columns == ("attribute", "disclosure ↓ [bit]", "accuracy ↓ [%]", "majority class [%]")
-    assert [str(cell) for cell in table.rows[0]] == ["sex", "0.310 [0.200, 0.400]", "80.00", "50.00"]
+    assert table.columns == (
+        "attribute",
+        "disclosure ↓ [bit]",
+        "accuracy ↓ [%]",
+        "majority class [%]",
+    )
+    assert [str(cell) for cell in table.rows[0]] == [
+        "sex",
+        "0.310 [0.200, 0.400]",
+        "80.00",
+        "50.00",
+    ]
     assert [cell.text for cell in table.rows[1]] == ["accent", "0.000", "–", "–"]
 
 
@@ -164,7 +231,9 @@ def test_control_characters_are_removed_from_names():
 
 
 def test_each_dataset_has_an_original_row_and_challenge_condition_names(systems):
-    ones = [replace(systems["attacked"], name=f"B2 {part}", dataset=part) for part in ("dev", "test")]
+    ones = [
+        replace(systems["attacked"], name=f"B2 {part}", dataset=part) for part in ("dev", "test")
+    ]
     rows = table_of_systems([*ones, ones[0]], "x").rows
     assert [row[0].text for row in rows[:2]] == ["original, dev", "original, test"]
     assert table_of_systems(ones[:1], "x").rows[0][0].text == "original"

@@ -1,4 +1,6 @@
-"""Trials that come with their scores: what leaving speakers out of a list says is what the shorter list says."""
+"""Trials that come with their scores: what leaving speakers out of a list says is what the shorter
+list says.
+"""
 
 import pytest
 import reference.verification as reference
@@ -23,7 +25,9 @@ def listed(rows, condition="OP"):
     kept = ~torch.eye(len(scores), dtype=torch.bool)
     kept = kept.triu() if condition != "OP" else kept
     pairs = rows["speakers"][kept.nonzero().T]
-    return ScoredTrials(scores[kept], pairs[0] == pairs[1], pairs, has_unordered_pairs=condition != "OP")
+    return ScoredTrials(
+        scores[kept], pairs[0] == pairs[1], pairs, has_unordered_pairs=condition != "OP"
+    )
 
 
 def take(trials, kept):
@@ -54,18 +58,24 @@ def test_replicate_equals_the_report_without_that_speaker(similarity, share):
     for speaker in range(12):
         shorter = {name: without(one, speaker) for name, one in trials.items()}
         again.append(report_trials(shorter, None, 11, similarity, intervals=0.95).scalars)
-    assert {"deid", "gvd", "op_d_ece", "pp_eer", "oo_d_diag_log", "d_ece_op_oo"} <= set(report.jackknife.changes)
+    assert {"deid", "gvd", "op_d_ece", "pp_eer", "oo_d_diag_log", "d_ece_op_oo"} <= set(
+        report.jackknife.changes
+    )
     assert_replicates(report, again, coarse=("linkability", "raw_eer", "tpr"))
 
 
 def test_list_of_all_pairs_matches_embedding_intervals():
     rows = voices()
     expected = make_report(rows, intervals=0.95).scalars
-    found = report_trials({name: listed(rows, name) for name in ("OO", "OP", "PP")}, None, 12, intervals=0.95)
+    found = report_trials(
+        {name: listed(rows, name) for name in ("OO", "OP", "PP")}, None, 12, intervals=0.95
+    )
     for key in ("deid", "gvd", "op_d_ece", "op_eer", "pp_min_cllr", "oo_d_diag", "g_d_ece"):
         width = expected[f"{key}_high"] - expected[f"{key}_low"]
         for end in ("low", "high"):
-            assert abs(found.scalars[f"{key}_{end}"] - expected[f"{key}_{end}"]) < 0.05 * width + 1e-6, key
+            assert (
+                abs(found.scalars[f"{key}_{end}"] - expected[f"{key}_{end}"]) < 0.05 * width + 1e-6
+            ), key
 
 
 def test_calibration_of_another_run_is_fixed_in_replicates():
@@ -88,7 +98,12 @@ def test_calibration_is_cross_fitted_over_speaker_halves():
     within = [(trials.speakers % 2 == number).all(0) for number in (0, 1)]
     for own, learnt, found in zip(within, within[::-1], halves, strict=True):
         scores, labels = trials.scores[learnt].numpy(), trials.is_target[learnt].numpy()
-        best = minimize(lambda x, s, t: reference.cllr(x[0] * s + x[1], t), [1.0, 0.0], (scores, labels), tol=1e-10)
+        best = minimize(
+            lambda x, s, t: reference.cllr(x[0] * s + x[1], t),
+            [1.0, 0.0],
+            (scores, labels),
+            tol=1e-10,
+        )
         expected = best.x[0] * trials.scores[own] + best.x[1]
         assert_close(found.scores, expected, rtol=0, atol=1e-3)
         assert bool((found.is_target == trials.is_target[own]).all())
@@ -102,7 +117,9 @@ def test_result_is_independent_of_trial_order_and_pair_order():
     turned = torch.rand(len(order), generator=torch.Generator().manual_seed(4)) < 0.5
     pairs = torch.where(turned, trials.speakers.flip(0), trials.speakers)
     other = take(trials._replace(speakers=pairs), order)
-    one, two = (report_trials({"PP": each}, None, 12, intervals=0.9).scalars for each in (trials, other))
+    one, two = (
+        report_trials({"PP": each}, None, 12, intervals=0.9).scalars for each in (trials, other)
+    )
     for key, value in one.items():
         assert_close(two[key], value, rtol=0, atol=1e-9, msg=key, equal_nan=True)
 

@@ -19,9 +19,18 @@ def risk(name="disclosure_conversation", condition="OP", numbers=LOW, chance=0.0
     value, low, high, low_corrected = numbers
     limits = {"found_in_100": (0.03, 0.10), "tpr_at_1e-3": (0.01, 0.10)}.get(name, (0.03, 0.12))
     return Risk(
-        name, condition, value, low, high, chance, *limits, f"{name} of {condition}.", low_corrected,
-        utterances=utterances if name == "disclosure_conversation" else 1, num_speakers=30,
-    )  # fmt: skip
+        name,
+        condition,
+        value,
+        low,
+        high,
+        chance,
+        *limits,
+        f"{name} of {condition}.",
+        low_corrected,
+        utterances=utterances if name == "disclosure_conversation" else 1,
+        num_speakers=30,
+    )
 
 
 def quiet_risks():
@@ -39,12 +48,20 @@ def decide(risks, worst=None, checks=(), shorter=(), has_attacks=True, condition
     known = score_report(0, 1, 2)
     scalars = dict(known.scalars)
     if has_attacks:
-        scalars |= {f"{name.lower()}_attack_speakers": scalars["op_d_ece"] * 0 + 24 for name in conditions}
+        scalars |= {
+            f"{name.lower()}_attack_speakers": scalars["op_d_ece"] * 0 + 24 for name in conditions
+        }
     worst = worst or WorstSpeaker(0.05, 3, 0.06, 0.5, scalars["op_d_ece"])
     report = replace(
-        known, conditions={name: known.conditions[name] for name in conditions}, scalars=scalars, risks=tuple(risks),
-        worst_speaker=worst, checks=tuple(checks), shorter_risks=tuple(shorter), headline=None,
-    )  # fmt: skip
+        known,
+        conditions={name: known.conditions[name] for name in conditions},
+        scalars=scalars,
+        risks=tuple(risks),
+        worst_speaker=worst,
+        checks=tuple(checks),
+        shorter_risks=tuple(shorter),
+        headline=None,
+    )
     return make_headline(report)
 
 
@@ -60,7 +77,9 @@ def test_one_risk_that_is_unknown_or_not_excluded_makes_it_inconclusive(index):
     for numbers in ((math.nan,) * 4, (0.009, 0.0, 0.2, 0.0)):
         value, low, high, low_corrected = numbers
         risks = quiet_risks()
-        risks[index] = replace(risks[index], value=value, low=low, high=high, low_corrected=low_corrected)
+        risks[index] = replace(
+            risks[index], value=value, low=low, high=high, low_corrected=low_corrected
+        )
         headline = decide(risks)
         assert headline.level == "inconclusive"
         assert headline.verdict.startswith("Inconclusive: nothing was found")
@@ -71,7 +90,9 @@ def test_one_risk_that_is_unknown_or_not_excluded_makes_it_inconclusive(index):
 def test_one_risk_above_chance_decides_by_its_value(index, numbers, level):
     risks = quiet_risks()
     value, low, high, low_corrected = numbers
-    risks[index] = replace(risks[index], value=value, low=low, high=high, low_corrected=low_corrected)
+    risks[index] = replace(
+        risks[index], value=value, low=low, high=high, low_corrected=low_corrected
+    )
     headline = decide(risks)
     assert headline.level == level
     assert headline.verdict == f"{level.capitalize()} speaker leakage."
@@ -85,7 +106,8 @@ def test_a_value_within_chance_is_not_shown_however_large():
 
 
 @pytest.mark.parametrize(
-    ("disclosure", "p", "level"), [(0.3, 0.05, "high"), (0.16, 0.01, "moderate"), (0.3, 0.06, "low")]
+    ("disclosure", "p", "level"),
+    [(0.3, 0.05, "high"), (0.16, 0.01, "moderate"), (0.3, 0.06, "low")],
 )
 def test_somebody_who_is_named_is_a_risk(disclosure, p, level):
     headline = decide(quiet_risks(), WorstSpeaker(disclosure, 3, 0.06, p, None))
@@ -96,7 +118,10 @@ def test_somebody_who_is_named_is_a_risk(disclosure, p, level):
 
 
 def test_an_untested_worst_speaker_is_not_low():
-    assert decide(quiet_risks(), WorstSpeaker(0.3, 3, math.nan, math.nan, None)).level == "inconclusive"
+    assert (
+        decide(quiet_risks(), WorstSpeaker(0.3, 3, math.nan, math.nan, None)).level
+        == "inconclusive"
+    )
 
 
 def test_a_failed_check_allows_no_low():
@@ -118,17 +143,27 @@ def test_shorter_conversations_are_tried_where_longer_ones_do_not_tell():
     shorter = [risk(condition=name, utterances=5) for name in ("OP", "PP")]
     headline = decide(risks, shorter=shorter)
     assert headline.level == "low"
-    assert headline.verdict == (
-        "Low speaker leakage, for up to 5 utterances of one person; for 10 these data cannot tell."
+    assert (
+        headline.verdict
+        == "Low speaker leakage, for up to 5 utterances of one person; for 10 these data cannot"
+        " tell."
     )
-    assert decide(risks, shorter=[shorter[0], risk(numbers=open_risk, utterances=5)]).level == "inconclusive"
+    assert (
+        decide(risks, shorter=[shorter[0], risk(numbers=open_risk, utterances=5)]).level
+        == "inconclusive"
+    )
     one = [risk("disclosure", name) for name in ("OP", "PP")]
-    assert decide(risks, shorter=one).verdict.startswith("Low speaker leakage, for one utterance of one person")
+    assert decide(risks, shorter=one).verdict.startswith(
+        "Low speaker leakage, for one utterance of one person"
+    )
 
 
 def test_low_in_one_condition_says_which_was_not_tried():
     only = [each for each in quiet_risks() if each.condition == "OP"]
-    assert "not against enrolment that is protected as well (PP)" in decide(only, conditions=("OP",)).verdict
+    assert (
+        "not against enrolment that is protected as well (PP)"
+        in decide(only, conditions=("OP",)).verdict
+    )
     only = [each for each in quiet_risks() if each.condition == "PP"]
     assert "not against original enrolment (OP)" in decide(only, conditions=("PP",)).verdict
 
@@ -136,13 +171,16 @@ def test_low_in_one_condition_says_which_was_not_tried():
 def test_inconclusive_says_what_is_not_excluded_and_how_many_speakers_would():
     risks = [risk(numbers=(0.01, 0.0, 0.05, 0.0)), *quiet_risks()[1:]]
     # S ((.05 - .01) / (.03 - .01))^2 - S = 90 for 30 speakers.
-    assert decide(risks).verdict == (
-        "Inconclusive: nothing was found; these data do not exclude 0.050 bit; about 90 more speakers would."
+    assert (
+        decide(risks).verdict
+        == "Inconclusive: nothing was found; these data do not exclude 0.050 bit; about 90 more"
+        " speakers would."
     )
     risks[0] = risk(numbers=(0.04, 0.0, 0.08, 0.0))
     # A value above the lower limit may be luck, which is not "nothing".
-    assert decide(risks).verdict == (
-        "Inconclusive: what was found may be luck; these data do not exclude 0.080 bit."
+    assert (
+        decide(risks).verdict
+        == "Inconclusive: what was found may be luck; these data do not exclude 0.080 bit."
     )
 
 

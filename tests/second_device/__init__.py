@@ -1,6 +1,8 @@
-"""A second device for tests, `"second"`: no accelerator, but memory of its own, and whoever looks at it is counted.
+"""A second device for tests, `"second"`: no accelerator, but memory of its own, and whoever looks
+at it is counted.
 
-It stays registered with PyTorch until the process ends; built once by whatever C++ compiler there is, in five seconds.
+It stays registered with PyTorch until the process ends; built once by whatever C++ compiler there
+is, in five seconds.
 """
 
 import hashlib
@@ -51,7 +53,8 @@ def second_device():
     torch.ops.second_device.init()
     torch._register_device_module("second", _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    # Fake tensors of devices that are not there shall stay fake, although there is a second device now.
+    # Fake tensors of devices that are not there shall stay fake, although there is a second device
+    # now.
     fake_tensor._is_privateuse1_backend_available = lambda: False
     return torch.device("second")
 
@@ -70,7 +73,15 @@ def _built():
     if not library.exists():
         cache.mkdir(parents=True, exist_ok=True)
         draft = library.with_suffix(f".{os.getpid()}")  # several processes may come here at once
-        options = ["-shared", "-fPIC", "-O0", "-w", "-std=c++20", f"-I{home}/include", f"-L{home}/lib"]
+        options = [
+            "-shared",
+            "-fPIC",
+            "-O0",
+            "-w",
+            "-std=c++20",
+            f"-I{home}/include",
+            f"-L{home}/lib",
+        ]
         options += [f"-I{home}/include/torch/csrc/api/include", "-ltorch_cpu", "-lc10"]
         subprocess.run([cxx, str(_SOURCE), "-o", str(draft), *options], check=True)
         draft.replace(library)

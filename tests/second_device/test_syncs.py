@@ -1,4 +1,6 @@
-"""GPU synchronisations: none in `update`, and in `compute` a number that does not grow with the data."""
+"""GPU synchronisations: none in `update`, and in `compute` a number that does not grow with the
+data.
+"""
 
 import pytest
 import torch
@@ -41,7 +43,8 @@ def count_syncs(metric, batches, device):
     return sum(seen[0][:3])
 
 
-# Reads and copies in one `compute`, whether of 120 utterances or of 200,000; six at most of those that are not here.
+# Reads and copies in one `compute`, whether of 120 utterances or of 200,000; six at most of those
+# that are not here.
 MOST = {"VoicePrivacy": 128, "StrongestAttack": 32, "SinglingOut": 32, "ReidentificationRate": 7}
 # Utterances, and those of a speaker; binned also of one block and of several.
 SIZES = {"few": (60, 6), "some": (120, 5), "binned": (60, 6), "blocks": (180, 9)}
@@ -53,13 +56,17 @@ def test_compute_syncs_are_independent_of_data_size(case, device, monkeypatch):
     for name, (count, each) in SIZES.items():
         monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 1 << 22 if name in ("few", "some") else 0)
         monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 64 if name == "blocks" else 512)
-        trials = dict(zip(("preds", "target"), gaussians(count // 3, count - count // 3), strict=True))
+        trials = dict(
+            zip(("preds", "target"), gaussians(count // 3, count - count // 3), strict=True)
+        )
         rows = trials if "preds" in case.batches()[0] else utterances(count, each)
         batches = [rows | {"run": run} for run in (0, 1)] if case in RUN_CASES else [rows]
         found[name] = count_syncs(case.metric(validate_args=False), batches, device)
     assert max(found.values()) <= MOST.get(str(case), 6), found
-    if str(case) not in ("SinglingOut", "StrongestAttack"):  # sets are drawn, and folds are as many as fit
-        assert found["some"] <= found["few"] + 2, found  # more speakers may have conversations of another length
+    # sets are drawn, and folds are as many as fit
+    if str(case) not in ("SinglingOut", "StrongestAttack"):
+        # more speakers may have conversations of another length
+        assert found["some"] <= found["few"] + 2, found
         assert found["blocks"] == found["binned"], found
 
 

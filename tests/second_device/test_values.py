@@ -57,17 +57,25 @@ CHECKS_OF_VALUES = (
     contract.test_forward_has_a_gradient_only_with_the_surrogate,
 )
 # Metrics of embeddings share their states; these two have more of them.
-SHARE_STATES = [case for case in EMBEDDING_CASES if str(case) not in ("VoiceSimilarityMatrix", "StrongestAttack")]
+SHARE_STATES = [
+    case
+    for case in EMBEDDING_CASES
+    if str(case) not in ("VoiceSimilarityMatrix", "StrongestAttack")
+]
 
 
 def checks():
-    """Each check with each of its cases, and the last way the contract tests call it: others differ little here."""
+    """Each check with each of its cases, and the last way the contract tests call it: others differ
+    little here.
+    """
     for check in (*CHECKS_OF_STATES, *CHECKS_OF_VALUES):
         values = dict(mark.args for mark in check.pytestmark if mark.name == "parametrize")
         for case in values.pop("case"):
             if check in CHECKS_OF_VALUES or case not in SHARE_STATES:
                 last = {name: choices[-1] for name, choices in values.items()}
-                yield pytest.param(check, case, last, id=f"{check.__name__.removeprefix('test_')}-{case}")
+                yield pytest.param(
+                    check, case, last, id=f"{check.__name__.removeprefix('test_')}-{case}"
+                )
 
 
 @pytest.mark.parametrize(("check", "case", "last"), list(checks()))
@@ -77,7 +85,12 @@ def test_metric_contract_holds_on_the_device(check, case, last, device):
 
 def test_tensors_on_two_devices_raise(device):
     there, here = torch.ones(3, device=device), torch.ones(3)
-    for mix in (torch.add, torch.dot, lambda a, b: torch.cat([a, b]), lambda a, b: torch.where(a > 0, b, a)):
+    for mix in (
+        torch.add,
+        torch.dot,
+        lambda a, b: torch.cat([a, b]),
+        lambda a, b: torch.where(a > 0, b, a),
+    ):
         with pytest.raises(RuntimeError, match=r"on (one|the same) device"):
             mix(there, here)
     with pytest.raises(ValueError, match="`preds` and `target` to be on one device"):
@@ -87,7 +100,9 @@ def test_tensors_on_two_devices_raise(device):
 
 
 def utterances(device="cpu", *columns):
-    """Five utterances of each of twelve speakers; among the recordings one of each speaker is there twice."""
+    """Five utterances of each of twelve speakers; among the recordings one of each speaker is there
+    twice.
+    """
     number = torch.arange(60) % 5  # of the utterance
     rows = voices(utterances=5)
     known = {
@@ -107,12 +122,17 @@ SUITES = {
     "enrolment": ({"enrolment": "speaker"}, ("is_reference",)),
     "population": ({"sizes": (2, 5)}, ()),
     "smooth": ({"bandwidth": 0.1}, ()),
-    "distances": ({"scoring": "euclidean", "similarity": "sigmoid", "rank_model": "beta_binomial"}, ()),
+    "distances": (
+        {"scoring": "euclidean", "similarity": "sigmoid", "rank_model": "beta_binomial"},
+        (),
+    ),
     "PLDA": ({"scoring": PLDA().fit(utterances()["original"], utterances()["speakers"])}, ()),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Scores of .* share bins", "ignore:.* embeddings equal another one")
+@pytest.mark.filterwarnings(
+    "ignore:Scores of .* share bins", "ignore:.* embeddings equal another one"
+)
 @pytest.mark.parametrize("name", SUITES)
 def test_suite_matches_the_cpu_for_every_setting(name, device, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0 if name == "binned" else pair_blocks.FEW_PAIRS)
@@ -165,8 +185,12 @@ FUNCTIONS = {  # those that no metric calls
     "ece_profile": lambda d: F.ece_profile(*scored(d), torch.linspace(-4, 4, 9).to(d)),
     "raw_equal_error_rate": lambda d: F.raw_equal_error_rate(*scored(d)),
     "min_dcf": lambda d: F.min_dcf(*scored(d)),
-    "diagonal_dominance": lambda d: F.diagonal_dominance(F.voice_similarity_matrix(**utterances(d)).op, True),
-    "fit_beta_binomial": lambda d: F.fit_beta_binomial(torch.tensor([40.0, 20.0, 10.0, 10.0]).to(d)),
+    "diagonal_dominance": lambda d: F.diagonal_dominance(
+        F.voice_similarity_matrix(**utterances(d)).op, True
+    ),
+    "fit_beta_binomial": lambda d: F.fit_beta_binomial(
+        torch.tensor([40.0, 20.0, 10.0, 10.0]).to(d)
+    ),
     "local_information_disclosure": lambda d: F.local_information_disclosure(
         utterances(d)["original"], utterances(d)["speakers"], 1.5
     ),
@@ -180,7 +204,9 @@ def test_functions_match_the_cpu(name, device):
 
 
 @pytest.mark.parametrize(
-    "loss", [*LOSSES, DisclosureLoss(straight_through=True)], ids=["OP", "OP+", "PP", "both", "exact"]
+    "loss",
+    [*LOSSES, DisclosureLoss(straight_through=True)],
+    ids=["OP", "OP+", "PP", "both", "exact"],
 )
 def test_losses_match_the_cpu(loss, device):
     found = []
@@ -189,7 +215,10 @@ def test_losses_match_the_cpu(loss, device):
         protected = rows["protected"].requires_grad_()
         # The attack on past batches begins with the eleventh.
         batches = 12 if "past" in getattr(loss, "attacks", ()) else 2
-        values = [module(rows["original"], protected, rows["speakers"], rows["sessions"]) for _ in range(batches)]
+        values = [
+            module(rows["original"], protected, rows["speakers"], rows["sessions"])
+            for _ in range(batches)
+        ]
         torch.stack(values).sum().backward()
         found.append((torch.stack(values).detach(), protected.grad))
     (values, gradient), (values_there, gradient_there) = found
@@ -213,7 +242,9 @@ def test_observed_moments_move_between_devices(device):
 @pytest.mark.parametrize("package", PACKAGES)
 def test_monitored_training_logs_match_the_cpu(package, device):
     pl = importlib.import_module(package)
-    accelerators, strategies = (importlib.import_module(f"{package}.{part}") for part in ("accelerators", "strategies"))
+    accelerators, strategies = (
+        importlib.import_module(f"{package}.{part}") for part in ("accelerators", "strategies")
+    )
 
     class OnSecond(accelerators.CPUAccelerator):
         def setup_device(self, device):
@@ -223,10 +254,17 @@ def test_monitored_training_logs_match_the_cpu(package, device):
         seen: ClassVar[set] = set()
 
         def on_validation_batch_end(self, trainer, module, outputs, *_):
-            places = trainer.strategy.root_device, outputs["protected"].device, module.layer.weight.device
+            places = (
+                trainer.strategy.root_device,
+                outputs["protected"].device,
+                module.layer.weight.device,
+            )
             self.seen.update(place.type for place in places)
 
-    monitor, strategy = watch(), strategies.SingleDeviceStrategy(device=device, accelerator=OnSecond())
+    monitor, strategy = (
+        watch(),
+        strategies.SingleDeviceStrategy(device=device, accelerator=OnSecond()),
+    )
     fit(pl, [monitor, Where()], epochs=2, strategy=strategy, accelerator="auto")
     assert Where.seen == {"second"}
     for row, share in zip(monitor.history, (0.9, 0.6), strict=True):

@@ -1,4 +1,6 @@
-"""The base of all embedding metrics, which store the same columns, so that a collection holds one copy of them."""
+"""The base of all embedding metrics, which store the same columns, so that a collection holds one
+copy of them.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,16 @@ Labels = Tensor | Sequence[str]
 
 
 class EmbeddingMetric(PrivacyMetric):
-    """A metric of utterances, embedded before and after protection. Trials are formed at ``compute``, never stored.
+    """A metric of utterances, embedded before and after protection. Trials are formed at
+    ``compute``, never stored.
 
-    The states are the columns of all utterances, ``(N, ...)``, and as bytes the encoders of the columns of embeddings
-    and the names of speakers and groups. A subclass defines ``_compute_value``.
+    The states are the columns of all utterances, ``(N, ...)``, and as bytes the encoders of the
+    columns of embeddings and the names of speakers and groups. A subclass defines
+    ``_compute_value``.
     """
 
-    takes_encoders: ClassVar[bool] = False  # whether embeddings may be a dictionary of those of several encoders
+    # whether embeddings may be a dictionary of those of several encoders
+    takes_encoders: ClassVar[bool] = False
 
     original: list[Tensor]
     protected: list[Tensor]
@@ -78,29 +83,37 @@ class EmbeddingMetric(PrivacyMetric):
     ) -> None:
         """Accumulate a batch of utterances.
 
-        Tensors, NumPy arrays or lists; embeddings may also be ``(B, 1, D)``. The columns of integers may be strings
-        instead.
+        Tensors, NumPy arrays or lists; embeddings may also be ``(B, 1, D)``. The columns of
+        integers may be strings instead.
 
         Args:
-            original: Embeddings ``(B, D)`` of the original speech; None where there is none of these utterances. Where
-                a metric takes several encoders or features, a dictionary of their embeddings, of the same names and
-                widths in every batch.
-            protected: Embeddings ``(B, D)`` of the protected speech, row i that of row i of ``original``; None where
-                there is none. A dictionary where ``original`` is one.
+            original: Embeddings ``(B, D)`` of the original speech; None where there is none of
+                these utterances. Where a metric takes several encoders or features, a dictionary of
+                their embeddings, of the same names and widths in every batch.
+            protected: Embeddings ``(B, D)`` of the protected speech, row i that of row i of
+                ``original``; None where there is none. A dictionary where ``original`` is one.
             speakers: Speaker of each row, ``(B,)``.
-            is_reference: Booleans ``(B,)``, which utterances the attacker knows the speakers of, for the metrics of
-                identification. Left out, every speaker's other utterances are the references.
-            utterances: Recording of each row, ``(B,)``. Rows that share one, as a distributed sampler makes to fill up
-                its last batch, count once; protected in another session, a recording is another one.
-            sessions: Draw of the anonymiser's secret (key, pseudo-speaker) that a row was protected with, ``(B,)``. A
-                protected voice should be recognised within a session and not across sessions.
-            groups: Group of each row, ``(B,)``, such as sex or data set: only pairs of one group are trials.
+            is_reference: Booleans ``(B,)``, which utterances the attacker knows the speakers of,
+                for the metrics of identification. Left out, every speaker's other utterances are
+                the references.
+            utterances: Recording of each row, ``(B,)``. Rows that share one, as a distributed
+                sampler makes to fill up its last batch, count once; protected in another session, a
+                recording is another one.
+            sessions: Draw of the anonymiser's secret (key, pseudo-speaker) that a row was protected
+                with, ``(B,)``. A protected voice should be recognised within a session and not
+                across sessions.
+            groups: Group of each row, ``(B,)``, such as sex or data set: only pairs of one group
+                are trials.
         """
         self._check_reference_given(is_reference)
         columns = (speakers, is_reference, utterances, sessions, groups)
         is_first = len(self.encoder_table) == 0
         states = self._pack_batch(
-            original, protected, *columns, validate_values=self.validate_args, has_encoder_table=is_first
+            original,
+            protected,
+            *columns,
+            validate_values=self.validate_args,
+            has_encoder_table=is_first,
         )
         encoders = self._join_encoders(original, protected)[2]
         self._store(states)
@@ -147,7 +160,9 @@ class EmbeddingMetric(PrivacyMetric):
         return states
 
     def _join_encoders(self, original: Any, protected: Any) -> tuple[Any, Any, tuple[Encoder, ...]]:
-        """Return both sides as tensors, and the encoders of their columns; raise for others than before."""
+        """Return both sides as tensors, and the encoders of their columns; raise for others than
+        before.
+        """
         known = self._known_encoders()
         try:
             return join_encoders(original, protected, known, self.device)
@@ -180,8 +195,8 @@ class EmbeddingMetric(PrivacyMetric):
         for name, side in (("original", original), ("protected", protected)):
             if isinstance(side, Mapping):
                 raise TypeError(
-                    f"Expected `{name}` to be a tensor, but got a dictionary: {type(self).__name__} measures one "
-                    "encoder. VoicePrivacy and StrongestAttack take several."
+                    f"Expected `{name}` to be a tensor, but got a dictionary: {type(self).__name__}"
+                    " measures one encoder. VoicePrivacy and StrongestAttack take several."
                 )
 
     @property
@@ -194,7 +209,9 @@ class EmbeddingMetric(PrivacyMetric):
         return {code: name for code, name in names.items() if code in speakers}
 
     def _label_names_by_code(self) -> dict[int, str]:
-        """Return the names of speakers and groups given as strings, by the integers they are stored as."""
+        """Return the names of speakers and groups given as strings, by the integers they are stored
+        as.
+        """
         if len(self.label_names) == 0:
             return {}
         names = list(dict.fromkeys(decode_texts(self._join_in_place("label_names"))))
@@ -208,14 +225,19 @@ class EmbeddingMetric(PrivacyMetric):
         raise NotImplementedError
 
     def _compute_from(self, states: States) -> Any:
-        with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
+        with (
+            collect_warnings(),
+            torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None),
+        ):
             return self._compute_value(self._build_data(states, self._find_processes()))
 
     def _collect_data(self) -> EvaluationData:
         return self._build_data(self._joined_states(), self._find_processes())
 
     def _build_data(self, states: States, processes: Processes) -> EvaluationData:
-        """Return the data of states; a later warning of an undefined result names what they lack."""
+        """Return the data of states; a later warning of an undefined result names what they
+        lack.
+        """
         columns = UtteranceColumns(*(states[name] for name in UtteranceColumns._fields))
         if self.validate_args:
             check_speaker_per_recording(columns)

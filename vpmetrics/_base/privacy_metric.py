@@ -1,8 +1,8 @@
 """What every metric here adds to the contract of TorchMetrics.
 
-Six methods of the life cycle of :class:`torchmetrics.Metric` are overridden, each for the reason in its docstring:
-``forward``, ``merge_state``, ``sync_context``, ``_sync_dist``, ``_apply``, and ``reset`` of the metrics that observe
-further speakers. Everything else is left to torchmetrics.
+Six methods of the life cycle of :class:`torchmetrics.Metric` are overridden, each for the reason in
+its docstring: ``forward``, ``merge_state``, ``sync_context``, ``_sync_dist``, ``_apply``, and
+``reset`` of the metrics that observe further speakers. Everything else is left to torchmetrics.
 """
 
 from __future__ import annotations
@@ -51,11 +51,13 @@ class ClassOrInstanceValue:
 
 
 class PrivacyMetric(Metric):
-    """A metric with a constant cost of ``forward``, states that keep their precision, and safe synchronisation.
+    """A metric with a constant cost of ``forward``, states that keep their precision, and safe
+    synchronisation.
 
-    A subclass defines ``update``, which ends in ``self._store(self._pack_batch(...))``; ``_pack_batch``, the states of
-    one batch; ``_empty_states``, those of none; and ``_compute_from``, the value of states. ``compute`` is the value of
-    the accumulated states, ``forward`` that of one batch.
+    A subclass defines ``update``, which ends in ``self._store(self._pack_batch(...))``;
+    ``_pack_batch``, the states of one batch; ``_empty_states``, those of none; and
+    ``_compute_from``, the value of states. ``compute`` is the value of the accumulated states,
+    ``forward`` that of one batch.
     """
 
     full_state_update: bool = False
@@ -73,18 +75,25 @@ class PrivacyMetric(Metric):
         check_bandwidth(bandwidth)
         check_flag("validate_args", validate_args)
         if bandwidth is not None and self.dist_sync_on_step:
-            raise ValueError("Expected `dist_sync_on_step` only without `bandwidth`: gathering has no gradient.")
+            raise ValueError(
+                "Expected `dist_sync_on_step` only without `bandwidth`: gathering has no gradient."
+            )
         if intervals is not None:
             check_confidence("intervals", intervals)
             if bandwidth is not None:
-                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
+                raise ValueError(
+                    "Expected `intervals` only without `bandwidth`: they are those of the exact"
+                    " value."
+                )
         self.bandwidth = bandwidth
         self.validate_args = validate_args
         self.intervals = intervals
         self.register_load_state_dict_post_hook(_adopt_loaded_states)  # type: ignore[no-untyped-call]
 
     def _pack_batch(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the states that the arguments of ``update`` make, with their graph; kinds and shapes are validated."""
+        """Return the states that the arguments of ``update`` make, with their graph; kinds and
+        shapes are validated.
+        """
         raise NotImplementedError
 
     def _empty_states(self) -> dict[str, Tensor]:
@@ -100,13 +109,16 @@ class PrivacyMetric(Metric):
         return self._compute_from(self._joined_states())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Accumulate a batch and return its own value; with ``dist_sync_on_step`` that of all processes' batches.
+        """Accumulate a batch and return its own value; with ``dist_sync_on_step`` that of all
+        processes' batches.
 
-        Overridden because torchmetrics copies the whole history in each call, and keeps the graph of the last batch.
+        Overridden because torchmetrics copies the whole history in each call, and keeps the graph
+        of the last batch.
         """
         self._raise_if_synced()
         for name, rows in self._list_states():
-            # The members of a collection share their lists: what is appended here must not show in the others.
+            # The members of a collection share their lists: what is appended here must not show in
+            # the others.
             setattr(self, name, list(rows))
         if self.dist_sync_on_step:
             return super().forward(*args, **kwargs)
@@ -119,14 +131,17 @@ class PrivacyMetric(Metric):
         return value
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a metric of one entry, by its key: ``metric["d_ece"]`` where ``compute`` returns a dictionary."""
+        """Return a metric of one entry, by its key: ``metric["d_ece"]`` where ``compute`` returns a
+        dictionary.
+        """
         return ScalarView(self, key) if isinstance(key, str) else super().__getitem__(key)
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw a value, or one per step in a sequence of them.
 
         Args:
-            val: What ``compute`` or ``forward`` returned, or a sequence of such; ``compute()`` when left out.
+            val: What ``compute`` or ``forward`` returned, or a sequence of such; ``compute()`` when
+                left out.
             ax: Matplotlib axes to draw on; new ones when left out.
 
         Returns:
@@ -141,7 +156,9 @@ class PrivacyMetric(Metric):
     def _store(self, states: States) -> None:
         """Add the states of a batch to those so far: all of them, or none where anything fails."""
         self._raise_if_synced()
-        lists = {name: state for name, state in states.items() if isinstance(self._defaults[name], list)}
+        lists = {
+            name: state for name, state in states.items() if isinstance(self._defaults[name], list)
+        }
         totals = {name: state.detach() for name, state in states.items() if name not in lists}
         # Copies: a view would keep the activation it was cut from alive, and change with it.
         rows = {name: state.detach().clone() for name, state in lists.items()}
@@ -170,12 +187,16 @@ class PrivacyMetric(Metric):
         return added
 
     def _align_totals(self, own: States, others: States) -> tuple[States, States]:
-        """Return the tensor states of two sets of data, ready to be added; raise where they cannot be."""
+        """Return the tensor states of two sets of data, ready to be added; raise where they cannot
+        be.
+        """
         return own, others
 
     def _raise_if_synced(self) -> None:
         if self._is_synced:
-            raise TorchMetricsUserError("The metric holds the states of all processes: call `unsync` first.")
+            raise TorchMetricsUserError(
+                "The metric holds the states of all processes: call `unsync` first."
+            )
 
     @contextmanager
     def sync_context(
@@ -186,10 +207,11 @@ class PrivacyMetric(Metric):
         should_unsync: bool = True,
         distributed_available: Callable[[], bool] | None = None,
     ) -> Iterator[None]:
-        """Hold the states of all processes in this context, and those of this process afterwards, whatever happens.
+        """Hold the states of all processes in this context, and those of this process afterwards,
+        whatever happens.
 
-        Overridden because an error leaves a metric of torchmetrics synchronised, and other processes waiting: here an
-        error on one process is raised on all of them.
+        Overridden because an error leaves a metric of torchmetrics synchronised, and other
+        processes waiting: here an error on one process is raised on all of them.
         """
         was_synced = self._is_synced
         try:
@@ -210,23 +232,33 @@ class PrivacyMetric(Metric):
 
     @contextmanager
     def _gather_states(self) -> Iterator[None]:
-        """Hold the states of all processes, as in ``compute``, unless a caller has gathered them."""
+        """Hold the states of all processes, as in ``compute``, unless a caller has gathered
+        them.
+        """
         is_local = not self._is_synced
         should_sync = is_local and self._to_sync
         should_unsync = is_local and self._should_unsync
-        with self.sync_context(self.dist_sync_fn, should_sync=should_sync, should_unsync=should_unsync):
+        with self.sync_context(
+            self.dist_sync_fn, should_sync=should_sync, should_unsync=should_unsync
+        ):
             yield
 
     def _find_processes(self) -> Processes:
-        """Return the processes that share the work: those that have just gathered in ``compute``."""
-        if self._is_synced and self._to_sync and self.dist_sync_fn is None:  # a custom function has an unknown group
+        """Return the processes that share the work: those that have just gathered in
+        ``compute``.
+        """
+        # a custom function has an unknown group
+        if self._is_synced and self._to_sync and self.dist_sync_fn is None:
             return current_processes(self.process_group)
         return SINGLE_PROCESS
 
-    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+    def _sync_dist(
+        self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None
+    ) -> None:
         """Gather the states of all processes.
 
-        Overridden because torchmetrics aborts where a process without a batch has rows of another width or type.
+        Overridden because torchmetrics aborts where a process without a batch has rows of another
+        width or type.
         """
         gather = functools.partial(dist_sync_fn, group=process_group or self.process_group)
         self._align_states(gather)
@@ -247,12 +279,16 @@ class PrivacyMetric(Metric):
             super().merge_state(incoming_state)  # raises
         states: Mapping[str, Any] = incoming_state.metric_state if is_metric else incoming_state  # type: ignore[assignment,union-attr]
         self._check_mergeable(states)
-        own_totals = {name: state for name, state in self.metric_state.items() if isinstance(state, Tensor)}
+        own_totals = {
+            name: state for name, state in self.metric_state.items() if isinstance(state, Tensor)
+        }
         own, others = self._align_totals(own_totals, {name: states[name] for name in own_totals})
         for name, total in own.items():
             setattr(self, name, total)
         super().merge_state({**states, **others})
-        self._update_count += incoming_state._update_count if isinstance(incoming_state, Metric) else 1
+        self._update_count += (
+            incoming_state._update_count if isinstance(incoming_state, Metric) else 1
+        )
         self._forget_values()
         self._merge_further(incoming_state)
 
@@ -261,14 +297,17 @@ class PrivacyMetric(Metric):
         own_states = self.metric_state
         if not set(own_states) <= set(states):
             raise ValueError(
-                f"Expected the state of a metric with the same settings, with {', '.join(own_states)}, "
-                f"but got {', '.join(states)}."
+                "Expected the state of a metric with the same settings, with"
+                f" {', '.join(own_states)}, but got {', '.join(states)}."
             )
         for name, own in own_states.items():
             other = states[name]
             widths = {_width_of(state) for state in (own, other)} - {None}
             if isinstance(own, Tensor) != isinstance(other, Tensor) or len(widths) > 1:
-                raise ValueError(f"Expected `{name}` to have one width in both metrics, but got {sorted(widths)}.")  # type: ignore[type-var]
+                raise ValueError(
+                    f"Expected `{name}` to have one width in both metrics, but got"
+                    f" {_width_of(own)} and {_width_of(other)}."
+                )
 
     def _merge_further(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add what another metric has besides its states."""
@@ -279,7 +318,11 @@ class PrivacyMetric(Metric):
 
     def _list_states(self) -> list[tuple[str, list[Tensor]]]:
         """Return names and rows of the list states."""
-        return [(name, getattr(self, name)) for name, default in self._defaults.items() if isinstance(default, list)]
+        return [
+            (name, getattr(self, name))
+            for name, default in self._defaults.items()
+            if isinstance(default, list)
+        ]
 
     def _joined_states(self) -> dict[str, Tensor]:
         """Return all states as tensors; list states then hold all rows as one batch."""
@@ -294,7 +337,9 @@ class PrivacyMetric(Metric):
         return joined
 
     def _join_in_place(self, name: str) -> Tensor:
-        """Return all rows of a list state that is not empty; the list then holds them as one batch, without a copy."""
+        """Return all rows of a list state that is not empty; the list then holds them as one batch,
+        without a copy.
+        """
         rows: Tensor | list[Tensor] = getattr(self, name)
         if isinstance(rows, Tensor):  # gathered from all processes
             return rows
@@ -305,7 +350,8 @@ class PrivacyMetric(Metric):
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Any:
         """Move the states to another device, and widen them.
 
-        Overridden because half precision is meant for the weights of a model: sums and labels would be rounded.
+        Overridden because half precision is meant for the weights of a model: sums and labels would
+        be rounded.
         """
         before = {name: (state, self._defaults[name]) for name, state in self.metric_state.items()}
         values = self._computed, self._forward_cache
@@ -313,33 +359,44 @@ class PrivacyMetric(Metric):
         for name, (state, default) in before.items():
             setattr(self, name, _keep_wider_precision(state, getattr(self, name)))
             self._defaults[name] = _keep_wider_precision(default, self._defaults[name])
-        self._computed, self._forward_cache = tree_map_only(Tensor, lambda value: value.to(self.device), values)
+        self._computed, self._forward_cache = tree_map_only(
+            Tensor, lambda value: value.to(self.device), values
+        )
         return self
 
 
 def _adopt_loaded_states(metric: PrivacyMetric, _: Any) -> None:
-    """Make loaded states the metric's own: appending must not change the dictionary, nor an old value be kept."""
+    """Make loaded states the metric's own: appending must not change the dictionary, nor an old
+    value be kept.
+    """
     has_data = False
     for name, rows in metric._list_states():
         setattr(metric, name, list(rows))
         has_data = has_data or len(rows) > 0
     for name, default in metric._defaults.items():
         if isinstance(default, Tensor):
-            has_data = has_data or not torch.equal(getattr(metric, name), default.to(getattr(metric, name)))
+            has_data = has_data or not torch.equal(
+                getattr(metric, name), default.to(getattr(metric, name))
+            )
     if has_data:  # a metric with data counts as updated
         metric._update_count = max(metric._update_count, 1)
     metric._forget_values()
 
 
 class ScalarView(WrapperMetric):
-    """One entry of the dictionary that a metric returns, as a metric that returns a scalar: ``metric["d_ece"]``.
+    """One entry of the dictionary that a metric returns, as a metric that returns a scalar:
+    ``metric["d_ece"]``.
 
-    Lightning's ``self.log``, ``MetricTracker`` and ``MinMaxMetric`` take scalars only. Metric and view share states.
+    Lightning's ``self.log``, ``MetricTracker`` and ``MinMaxMetric`` take scalars only. Metric and
+    view share states.
     """
 
-    full_state_update: bool = True  # the states are the metric's: ``Running`` raises, as it would find none here
+    # the states are the metric's: ``Running`` raises, as it would find none here
+    full_state_update: bool = True
     is_differentiable = ClassOrInstanceValue(None, lambda view: view.metric.is_differentiable)
-    higher_is_better = ClassOrInstanceValue(None, lambda view: _is_higher_better(view.metric, view.key))
+    higher_is_better = ClassOrInstanceValue(
+        None, lambda view: _is_higher_better(view.metric, view.key)
+    )
 
     def __init__(self, metric: Metric, key: str) -> None:
         super().__init__()
@@ -381,9 +438,13 @@ class ScalarView(WrapperMetric):
         name = type(self.metric).__name__
         if not isinstance(value, Mapping):
             got = type(value).__name__
-            raise TypeError(f"Expected {name} to return a dictionary with {self.key!r}, but got {got}.")
+            raise TypeError(
+                f"Expected {name} to return a dictionary with {self.key!r}, but got {got}."
+            )
         if self.key not in value:
-            raise ValueError(f"Expected {self.key!r} to be one of {', '.join(value)}, which {name} returns.")
+            raise ValueError(
+                f"Expected {self.key!r} to be one of {', '.join(value)}, which {name} returns."
+            )
         entry: Tensor = value[self.key]
         return entry
 
@@ -401,7 +462,9 @@ def _is_higher_better(metric: Metric, key: str) -> bool | None:
 
 
 def _width_of(state: Tensor | Sequence[Tensor]) -> int | None:
-    """Return the last dimension of the rows of a state; None where there are no rows, or none wider than one number."""
+    """Return the last dimension of the rows of a state; None where there are no rows, or none wider
+    than one number.
+    """
     if isinstance(state, Tensor):
         return state.shape[-1] if state.dim() else None
     return state[0].shape[1] if len(state) and state[0].dim() > 1 else None

@@ -1,7 +1,8 @@
 r"""The base of all score metrics: they store the scores, or two histograms of constant size.
 
-Bins are given (edges, or a number of them over a range) or learnt. A learnt range is :math:`[-2^k, 2^k)`: when a score
-falls outside, :math:`k` grows and neighbouring bins are added up, so histograms can be merged, without a GPU sync.
+Bins are given (edges, or a number of them over a range) or learnt. A learnt range is
+:math:`[-2^k, 2^k)`: when a score falls outside, :math:`k` grows and neighbouring bins are added up,
+so histograms can be merged, without a GPU sync.
 """
 
 from __future__ import annotations
@@ -14,11 +15,20 @@ from torch import Tensor
 
 from vpmetrics._base.privacy_metric import PrivacyMetric, States
 from vpmetrics._scores.condition_scores import collect_trial_scores
-from vpmetrics._scores.jackknife import add_intervals, count_trial_replicates, split_labels_into_groups
+from vpmetrics._scores.jackknife import (
+    add_intervals,
+    count_trial_replicates,
+    split_labels_into_groups,
+)
 from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns, count_by_bin, count_by_score
 from vpmetrics._util.arrays import as_floating_tensor, as_integer_tensor
 from vpmetrics._util.dtypes import at_least_float32, result_dtype, wide_dtype, widen
-from vpmetrics._util.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
+from vpmetrics._util.validation import (
+    check_speakers_of_trials,
+    check_thresholds,
+    check_trials,
+    collect_warnings,
+)
 from vpmetrics._utterances.utterances import count_values, encode_column
 
 TRIAL_STATES = ("scores", "is_target", "trial_speakers")
@@ -28,8 +38,8 @@ _LOWEST_EXPONENT = -1000  # of a range that has held no score yet
 class ScoreMetric(PrivacyMetric):
     """A metric of trials that stores the scores, or two histograms of them.
 
-    With ``intervals`` it stores every score and both speakers of each trial. A subclass has a ``formula``, or defines
-    ``_compute_value_of_steps``.
+    With ``intervals`` it stores every score and both speakers of each trial. A subclass has a
+    ``formula``, or defines ``_compute_value_of_steps``.
     """
 
     measure: ClassVar[str] = ""  # key of a scalar value in a dictionary
@@ -40,7 +50,8 @@ class ScoreMetric(PrivacyMetric):
     trial_speakers: list[Tensor]
     bin_edges: Tensor  # given
     bin_exponent: Tensor  # k of a learnt range
-    bin_counts: Tensor  # (2, E + 2) of non-targets and targets between E edges; of NaN scores in the last column
+    # (2, E + 2) of non-targets and targets between E edges; of NaN scores in the last column
+    bin_counts: Tensor
 
     def __init__(
         self,
@@ -55,7 +66,10 @@ class ScoreMetric(PrivacyMetric):
         check_thresholds(thresholds, score_range)
         for name, value in (("bandwidth", bandwidth), ("intervals", intervals)):
             if thresholds is not None and value is not None:
-                raise ValueError(f"Expected `{name}` only without `thresholds`: histograms do not keep single trials.")
+                raise ValueError(
+                    f"Expected `{name}` only without `thresholds`: histograms do not keep single"
+                    " trials."
+                )
         self.thresholds = thresholds
         self.score_range = score_range
         self._learns_range = isinstance(thresholds, int) and score_range is None
@@ -65,12 +79,16 @@ class ScoreMetric(PrivacyMetric):
             return
         if isinstance(thresholds, int) and self._learns_range:
             num_edges = 2 * ((thresholds + 1) // 2) + 1
-            self.add_state("bin_exponent", default=torch.tensor(_LOWEST_EXPONENT), dist_reduce_fx="max")
+            self.add_state(
+                "bin_exponent", default=torch.tensor(_LOWEST_EXPONENT), dist_reduce_fx="max"
+            )
         else:
             edges = _resolve_edges(thresholds, score_range)
             num_edges = len(edges)
             self.add_state("bin_edges", default=edges, dist_reduce_fx="max")
-        self.add_state("bin_counts", default=torch.zeros(2, num_edges + 2).long(), dist_reduce_fx="sum")
+        self.add_state(
+            "bin_counts", default=torch.zeros(2, num_edges + 2).long(), dist_reduce_fx="sum"
+        )
 
     def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None = None) -> None:
         """Accumulate a batch of trials, as tensors, NumPy arrays or lists.
@@ -78,8 +96,8 @@ class ScoreMetric(PrivacyMetric):
         Args:
             preds: Scores in any shape and on any scale, higher = more alike.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
-            speakers: Speakers of the enrolment side and of the test side, two tensors of integers of that shape or two
-                lists of strings; for ``intervals``.
+            speakers: Speakers of the enrolment side and of the test side, two tensors of integers
+                of that shape or two lists of strings; for ``intervals``.
         """
         self._store(self._pack_batch(preds, target, speakers, validate_values=self.validate_args))
 
@@ -91,7 +109,11 @@ class ScoreMetric(PrivacyMetric):
         validate_values: bool = False,
     ) -> dict[str, Tensor]:
         trials = pack_trials(self, preds, target, speakers, validate_values)
-        return trials if self.keeps_scores else self._count_bins(trials["scores"].detach(), trials["is_target"])
+        return (
+            trials
+            if self.keeps_scores
+            else self._count_bins(trials["scores"].detach(), trials["is_target"])
+        )
 
     def _empty_states(self) -> dict[str, Tensor]:
         return empty_trials(self.device)
@@ -118,8 +140,12 @@ class ScoreMetric(PrivacyMetric):
         finite = torch.where(scores.isfinite(), widen(scores), 0)
         half = self.bin_counts.shape[1] // 2 - 1
         # Several times as fast as a search among the edges.
-        inside = (finite * torch.exp2(-exponent.to(finite.dtype)) * half).floor().clamp(max=half - 1)
-        return torch.where(scores.isinf(), (scores > 0) * (2 * half + 1), inside.nan_to_num().long() + half + 1)
+        inside = (
+            (finite * torch.exp2(-exponent.to(finite.dtype)) * half).floor().clamp(max=half - 1)
+        )
+        return torch.where(
+            scores.isinf(), (scores > 0) * (2 * half + 1), inside.nan_to_num().long() + half + 1
+        )
 
     @property
     def keeps_scores(self) -> bool:
@@ -139,11 +165,15 @@ class ScoreMetric(PrivacyMetric):
         return self._compute_value_of_steps(self._count_trials(states), dtype)
 
     def error_bound(self) -> Any:
-        """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
+        """Return by how much binning may have lowered each value at most; 0 where the scores
+        themselves are stored.
+        """
         with self._gather_states():
             states = self._joined_states()
             lower = self._compute_value_of_steps(self._count_trials(states), torch.float64)
-            upper = self._compute_value_of_steps(self._count_trials(states, is_separated=True), torch.float64)
+            upper = self._compute_value_of_steps(
+                self._count_trials(states, is_separated=True), torch.float64
+            )
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
@@ -157,16 +187,23 @@ class ScoreMetric(PrivacyMetric):
             return count_by_score(*trials, validate_args=False, bandwidth=self.bandwidth)
         counts = states["bin_counts"]
         nontargets, targets = counts[:, :-1]
-        return count_by_bin(self._edges(states), targets, nontargets, counts[:, -1].sum() > 0, is_separated)
+        return count_by_bin(
+            self._edges(states), targets, nontargets, counts[:, -1].sum() > 0, is_separated
+        )
 
     def _edges(self, states: States) -> Tensor:
         """Return the edges of the bins, given or learnt, ``(E,)``."""
         if not self._learns_range:
             return states["bin_edges"]
         half = (states["bin_counts"].shape[1] - 3) // 2
-        unit = torch.arange(-half, half + 1, device=self.device, dtype=wide_dtype(self.device)) / half
-        # The power of two of the widest range would overflow, and that of the narrowest underflow in float32.
-        power = torch.exp2(states["bin_exponent"].to(unit.dtype) - 1).clamp(min=torch.finfo(unit.dtype).tiny)
+        unit = (
+            torch.arange(-half, half + 1, device=self.device, dtype=wide_dtype(self.device)) / half
+        )
+        # The power of two of the widest range would overflow, and that of the narrowest underflow
+        # in float32.
+        power = torch.exp2(states["bin_exponent"].to(unit.dtype) - 1).clamp(
+            min=torch.finfo(unit.dtype).tiny
+        )
         return unit * power * 2
 
     def _align_totals(self, own: States, others: States) -> tuple[States, States]:
@@ -197,21 +234,34 @@ def as_trials(preds: Any, target: Any, device: torch.device) -> tuple[Any, Any]:
 
 
 def pack_trials(
-    metric: PrivacyMetric, preds: Any, target: Any, speakers: Sequence[Any] | None, validate_values: bool
+    metric: PrivacyMetric,
+    preds: Any,
+    target: Any,
+    speakers: Sequence[Any] | None,
+    validate_values: bool,
 ) -> dict[str, Tensor]:
-    """Return validated trials as states, :data:`TRIAL_STATES`; speakers only where a metric has intervals."""
+    """Return validated trials as states, :data:`TRIAL_STATES`; speakers only where a metric has
+    intervals.
+    """
     preds, target = as_trials(preds, target, metric.device)
     check_trials(preds, target, validate_values)
-    states = {"scores": at_least_float32(preds.flatten()), "is_target": target.detach().flatten().bool()}
+    states = {
+        "scores": at_least_float32(preds.flatten()),
+        "is_target": target.detach().flatten().bool(),
+    }
     if speakers is None:
         if metric.intervals is not None:
-            raise ValueError("Expected `speakers` with `intervals`: speakers are left out, not trials.")
+            raise ValueError(
+                "Expected `speakers` with `intervals`: speakers are left out, not trials."
+            )
         return states
     if isinstance(speakers, (list, tuple)) and len(speakers) == 2:
         speakers = [encode_column("speakers", side).to(preds.device) for side in speakers]
     check_speakers_of_trials(speakers, target, validate_values)
     if metric.intervals is not None:
-        states["trial_speakers"] = torch.stack([side.detach().flatten().long() for side in speakers], dim=1)
+        states["trial_speakers"] = torch.stack(
+            [side.detach().flatten().long() for side in speakers], dim=1
+        )
     return states
 
 
@@ -222,8 +272,12 @@ def empty_trials(device: torch.device) -> dict[str, Tensor]:
     return dict(zip(TRIAL_STATES, (scores, scores.bool(), speakers), strict=True))
 
 
-def add_trial_intervals(value: Any, states: States, measure: str, confidence: float) -> dict[str, Tensor]:
-    """Return the value as a dictionary, with the ends of the interval of each number that has one."""
+def add_trial_intervals(
+    value: Any, states: States, measure: str, confidence: float
+) -> dict[str, Tensor]:
+    """Return the value as a dictionary, with the ends of the interval of each number that has
+    one.
+    """
     named = value if isinstance(value, dict) else {measure: value}
     scores, is_target, speakers = (states[name] for name in TRIAL_STATES)
     scores = scores.detach()
@@ -255,7 +309,9 @@ def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:
     for other in others:
         if not torch.equal(first, other):
             got = " and ".join(f"{float(e[0]):g} to {float(e[-1]):g}" for e in (first, other))
-            raise ValueError(f"Expected the same edges of bins {where}, but got {len(first)} edges from {got}.")
+            raise ValueError(
+                f"Expected the same edges of bins {where}, but got {len(first)} edges from {got}."
+            )
 
 
 def _resolve_edges(thresholds: int | Tensor, score_range: tuple[float, float] | None) -> Tensor:
@@ -265,7 +321,10 @@ def _resolve_edges(thresholds: int | Tensor, score_range: tuple[float, float] | 
     low, high = score_range or (-1.0, 1.0)
     edges = torch.linspace(low, high, thresholds + 1, dtype=torch.float64)
     if not bool((edges.diff() > 0).all()):
-        raise ValueError(f"Expected `score_range` to be wide enough for {thresholds} bins, but got {score_range}.")
+        raise ValueError(
+            f"Expected `score_range` to be wide enough for {thresholds} bins, but got"
+            f" {score_range}."
+        )
     return edges
 
 

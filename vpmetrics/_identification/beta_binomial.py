@@ -12,11 +12,12 @@ from torch.nn.functional import pad
 from vpmetrics._util.dtypes import result_dtype, widen
 from vpmetrics._util.validation import check_histogram_shape
 
-# Natural logarithms of the smallest and largest alpha and beta tried. Beyond, the distribution has reached its limits:
-# a mixture of the first and the last rank below, a binomial above.
+# Natural logarithms of the smallest and largest alpha and beta tried. Beyond, the distribution has
+# reached its limits: a mixture of the first and the last rank below, a binomial above.
 _LOWEST, _HIGHEST = -24.0, 16.0
 _GRID, _ZOOMS, _BISECTIONS = 41, 3, 36
-_RESOLUTION = 256.0  # scale from which the spacing of groups of offsets grows, as log1p(offset / 256)
+# scale from which the spacing of groups of offsets grows, as log1p(offset / 256)
+_RESOLUTION = 256.0
 
 
 class BetaBinomialFit(NamedTuple):
@@ -37,23 +38,27 @@ class _Tails(NamedTuple):
 
 
 def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
-    r"""Fit a beta-binomial distribution of the rank by maximum likelihood, keeping the share at rank 1.
+    r"""Fit a beta-binomial distribution of the rank by maximum likelihood, keeping the share at
+    rank 1.
 
     .. math::
-        \gamma_{k+1} = \binom{n}{k} \frac{B(k + \alpha,\, n - k + \beta)}{B(\alpha, \beta)}, \quad n = N - 1, \qquad
+        \gamma_{k+1} = \binom{n}{k} \frac{B(k + \alpha,\, n - k + \beta)}{B(\alpha, \beta)}, \quad
+        n = N - 1, \qquad
         (\alpha, \beta) = \arg\max \sum_j h_j \ln \gamma_j \ \text{ subject to } \ \gamma_1 = h_1
 
-    where :math:`h` is the histogram divided by its sum. The first rank discloses most, so the fit smooths only the
-    others. Without an input at rank 1 there is no constraint; with every input there, the fit is that point mass
-    (``alpha`` 0, ``beta`` infinite). The last of three Newton steps carries the gradient, by the implicit function
-    theorem. No GPU synchronisation.
+    where :math:`h` is the histogram divided by its sum. The first rank discloses most, so the fit
+    smooths only the others. Without an input at rank 1 there is no constraint; with every input
+    there, the fit is that point mass (``alpha`` 0, ``beta`` infinite). The last of three Newton
+    steps carries the gradient, by the implicit function theorem. No GPU synchronisation.
 
     Args:
-        histogram: Counts or shares of the ranks 1 ... N, shape ``(..., N)``; leading dimensions are separate fits.
+        histogram: Counts or shares of the ranks 1 ... N, shape ``(..., N)``; leading dimensions are
+            separate fits.
 
     Returns:
-        ``BetaBinomialFit(probabilities (..., N), alpha (...), beta (...))``; NaN where the histogram is empty, has
-        fewer than two ranks, or holds NaN or a negative count. Differentiable in the histogram.
+        ``BetaBinomialFit(probabilities (..., N), alpha (...), beta (...))``; NaN where the
+        histogram is empty, has fewer than two ranks, or holds NaN or a negative count.
+        Differentiable in the histogram.
 
     Example:
         >>> fit = fit_beta_binomial(torch.tensor([40.0, 20.0, 10.0, 10.0]))
@@ -67,7 +72,9 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     n, dtype = shares.shape[-1] - 1, result_dtype(histogram)
     if n < 1:
         undefined = shares.new_full(shares.shape[:-1], torch.nan, dtype=dtype)
-        return BetaBinomialFit(torch.full_like(shares, torch.nan, dtype=dtype), undefined, undefined)
+        return BetaBinomialFit(
+            torch.full_like(shares, torch.nan, dtype=dtype), undefined, undefined
+        )
     first = shares[..., 0]
     is_certain = first >= 1
     # A harmless stand-in where no fit is needed, so that no NaN enters the gradient of the others.
@@ -87,9 +94,11 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
 
 
 def _log_probabilities(log_a: Tensor, log_b: Tensor, n: int) -> Tensor:
-    """Return the log probabilities of 0 ... n up to a constant, ``(..., n + 1)``, for ln alpha and ln beta ``(...)``.
+    """Return the log probabilities of 0 ... n up to a constant, ``(..., n + 1)``, for ln alpha and
+    ln beta ``(...)``.
 
-    Sums of the logarithms of consecutive ratios, because differences of log-gammas cancel for large parameters.
+    Sums of the logarithms of consecutive ratios, because differences of log-gammas cancel for large
+    parameters.
     """
     i = torch.arange(n, dtype=log_a.dtype, device=log_a.device)
     alpha, beta = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1)
@@ -99,12 +108,17 @@ def _log_probabilities(log_a: Tensor, log_b: Tensor, n: int) -> Tensor:
 
 def _tails_of_shares(shares: Tensor) -> _Tails:
     offset = torch.arange(shares.shape[-1] - 1, dtype=shares.dtype, device=shares.device)
-    above, below = shares.flip(-1).cumsum(dim=-1)[..., :-1].flip(-1), shares.cumsum(dim=-1)[..., :-1].flip(-1)
+    above, below = (
+        shares.flip(-1).cumsum(dim=-1)[..., :-1].flip(-1),
+        shares.cumsum(dim=-1)[..., :-1].flip(-1),
+    )
     return _Tails(offset, torch.ones_like(offset), above, below)
 
 
 def _coarsen_tails(tails: _Tails) -> _Tails:
-    """Approximate tails by groups of neighbouring offsets, the larger the farther: 1,000 groups for 10,000 ranks."""
+    """Approximate tails by groups of neighbouring offsets, the larger the farther: 1,000 groups for
+    10,000 ranks.
+    """
     group = (_RESOLUTION * (tails.offset / _RESOLUTION).log1p()).ceil().long()
     length = int(_RESOLUTION * math.log1p((len(group) - 1) / _RESOLUTION)) + 2
     offset, weight, above, below = (
@@ -114,14 +128,20 @@ def _coarsen_tails(tails: _Tails) -> _Tails:
 
 
 def _log_likelihood(tails: _Tails, log_a: Tensor, log_b: Tensor) -> Tensor:
-    """Return the mean of ln gamma without the binomial coefficients: rising factorials, factor by factor."""
+    """Return the mean of ln gamma without the binomial coefficients: rising factorials, factor by
+    factor.
+    """
     alpha, beta, i = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1), tails.offset
     total = tails.weight * (alpha + beta + i).log()
     return (tails.above * (alpha + i).log() + tails.below * (beta + i).log() - total).sum(dim=-1)
 
 
-def _derivatives(tails: _Tails, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the derivatives of a log-likelihood in ln alpha (a) and ln beta (b): by a, b, aa, ab, bb."""
+def _derivatives(
+    tails: _Tails, log_a: Tensor, log_b: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the derivatives of a log-likelihood in ln alpha (a) and ln beta (b): by a, b, aa, ab,
+    bb.
+    """
     alpha, beta, i = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1), tails.offset
     # d ln(alpha + i) / d ln alpha and its like; the derivative of such a share s is s (1 - s).
     of_a, of_b = alpha / (alpha + i), beta / (beta + i)
@@ -136,7 +156,9 @@ def _derivatives(tails: _Tails, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, T
 
 
 def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best, for each histogram."""
+    """Return the best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best,
+    for each histogram.
+    """
     first_share, tails = shares[..., :1], _coarsen_tails(_tails_of_shares(shares.unsqueeze(-2)))
     centre, width = torch.full_like(first_share, (_LOWEST + _HIGHEST) / 2), (_HIGHEST - _LOWEST) / 2
     steps = torch.linspace(-1, 1, _GRID, dtype=shares.dtype, device=shares.device)
@@ -149,7 +171,9 @@ def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _beta_for_first_share(log_a: Tensor, first_share: Tensor, tails: _Tails) -> Tensor:
-    """Return the ln beta that gives rank 1 its share, or, where that share is 0, the likeliest one."""
+    """Return the ln beta that gives rank 1 its share, or, where that share is 0, the likeliest
+    one.
+    """
     alpha, i, keep = log_a.exp().unsqueeze(-1), tails.offset, first_share > 0
     low, high = torch.full_like(log_a, 2 * _LOWEST), torch.full_like(log_a, 2 * _HIGHEST)
     for _ in range(_BISECTIONS):
@@ -163,11 +187,13 @@ def _beta_for_first_share(log_a: Tensor, first_share: Tensor, tails: _Tails) -> 
 
 
 def _newton_step(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return ln alpha and ln beta after one Newton step on the conditions of the optimum, from a point close to it.
+    r"""Return ln alpha and ln beta after one Newton step on the conditions of the optimum, from a
+    point close to it.
 
-    The conditions are the constraint :math:`c = \ln \gamma_1 - \ln h_1 = 0` and, along the curve on which it holds, no
-    slope of the likelihood. Without the constraint the curve is the ridge on which beta is likeliest. The histogram
-    enters the values of the conditions and the point does not, so the derivative of the step is that of the optimum.
+    The conditions are the constraint :math:`c = \ln \gamma_1 - \ln h_1 = 0` and, along the curve on
+    which it holds, no slope of the likelihood. Without the constraint the curve is the ridge on
+    which beta is likeliest. The histogram enters the values of the conditions and the point does
+    not, so the derivative of the step is that of the optimum.
     """
     keep = shares[..., 0] > 0
     at_first = _tails_of_shares(pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
@@ -180,11 +206,17 @@ def _newton_step(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, 
         # How beta follows alpha along the curve, and how the likelihood bends along it.
         follow = torch.where(keep, -first_a / first_b, -ab / bb)
         bend = aa + 2 * follow * ab + follow.square() * bb
-        # With two ranks the constraint alone decides, and the likelihood is constant along the curve.
-        bend = torch.where(bend < 0, bend, -torch.inf) if shares.shape[-1] > 2 else torch.full_like(bend, -torch.inf)
+        # With two ranks the constraint alone decides, and the likelihood is constant along the
+        # curve.
+        bend = (
+            torch.where(bend < 0, bend, -torch.inf)
+            if shares.shape[-1] > 2
+            else torch.full_like(bend, -torch.inf)
+        )
     onto_curve = torch.where(keep, -gap / first_b, -by_b / bb)
     along = -(by_a + follow * by_b + (ab + follow * bb) * onto_curve) / bend
-    # Alpha stays where it is if it ran into the end of the grid, or if the step is not the small one it should be.
+    # Alpha stays where it is if it ran into the end of the grid, or if the step is not the small
+    # one it should be.
     inside = (log_a > _LOWEST + 1e-6) & (log_a < _HIGHEST - 1e-6) & (along.abs() < 0.05)
     along = torch.where(inside, along, 0.0)
     return log_a + along, log_b + follow * along + onto_curve

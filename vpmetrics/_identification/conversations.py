@@ -1,7 +1,9 @@
-"""Conversations for trials: random groups of utterances of one person, drawn several times, and their scores.
+"""Conversations for trials: random groups of utterances of one person, drawn several times, and
+their scores.
 
-One draw has too few trials, and a calibration fits their noise, so the trials of several draws are pooled. Trials are
-formed within a draw only, and never between a conversation and its own recordings.
+One draw has too few trials, and a calibration fits their noise, so the trials of several draws are
+pooled. Trials are formed within a draw only, and never between a conversation and its own
+recordings.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import Utterances, count_values
 
 LENGTHS = (30, 10, 5, 3, 2)  # utterances of a conversation, of which the largest possible is taken
-DRAWS = 20  # one draw overstates private systems: .030 bit from one, .009 from ten, .007 from forty (30 x 10)
+# one draw overstates private systems: .030 bit from one, .009 from ten, .007 from forty (30 x 10)
+DRAWS = 20
 _FEWEST_DRAWS = 3
 _MANY_TRIALS = 1 << 20  # non-target trials of one draw, from which fewer draws are taken
 _MOST_TRIALS = 1 << 22  # non-target trials of all draws that are scored
@@ -33,8 +36,9 @@ _SEED = 2971  # of the draws: the same for every call
 class ConversationScores:
     """Scores of conversations: of the trials, and of the trials with speakers permuted.
 
-    ``scores`` ``(P,)``, ``is_target`` ``(P,)``, ``labels`` ``(2, P)``: of the speakers of both sides.
-    ``chance_scores`` and ``is_chance_target``: the same non-targets, and one speaker against the next as targets.
+    ``scores`` ``(P,)``, ``is_target`` ``(P,)``, ``labels`` ``(2, P)``: of the speakers of both
+    sides. ``chance_scores`` and ``is_chance_target``: the same non-targets, and one speaker against
+    the next as targets.
     """
 
     scores: Tensor
@@ -48,7 +52,8 @@ class ConversationScores:
 class _Layout:
     """Conversations of one side, the same in every draw but for their members.
 
-    ``members`` ``(K, C, L)``: row indices; ``speaker`` ``(C,)``: code, ``partition`` and ``label`` ``(C,)``.
+    ``members`` ``(K, C, L)``: row indices; ``speaker`` ``(C,)``: code, ``partition`` and ``label``
+    ``(C,)``.
     """
 
     members: Tensor
@@ -58,10 +63,11 @@ class _Layout:
 
 
 def choose_length(tests: Utterances, condition: Condition, has_references: bool) -> int | None:
-    """Return how many utterances a conversation has: the largest length that leaves enough speakers two of them.
+    """Return how many utterances a conversation has: the largest length that leaves enough speakers
+    two of them.
 
-    Enough is half of the speakers with tests; with references one conversation of tests suffices. None if there is no
-    such length.
+    Enough is half of the speakers with tests; with references one conversation of tests suffices.
+    None if there is no such length.
     """
     if len(tests) == 0:
         return None
@@ -82,7 +88,9 @@ def _count_conversations(
         session, speaker_of_session = _number_sessions(tests.sessions, speaker)
         size = count_values(session, len(speaker_of_session))
         is_long = size >= length
-        in_short_sessions = size.new_zeros(num_speakers).index_add(0, speaker_of_session[~is_long], size[~is_long])
+        in_short_sessions = size.new_zeros(num_speakers).index_add(
+            0, speaker_of_session[~is_long], size[~is_long]
+        )
         num_long = count_values(speaker_of_session[is_long], num_speakers)
         from_short = in_short_sessions // length
         # Two conversations of several sessions share one, as likely as not.
@@ -96,25 +104,34 @@ def _count_conversations(
 
 
 def _number_sessions(sessions: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of each row's session, different for every speaker, and the speaker of each session."""
+    """Return the number of each row's session, different for every speaker, and the speaker of each
+    session.
+    """
     pairs, number = torch.stack([speaker, sessions]).unique(dim=1, return_inverse=True)
     return number, pairs[0]
 
 
 def _draw_numbers(num_draws: int, count: int, device: torch.device, seed: int) -> Tensor:
-    """Return random numbers ``(K, N)``; from the host, since every kind of device has random numbers of its own."""
+    """Return random numbers ``(K, N)``; from the host, since every kind of device has random
+    numbers of its own.
+    """
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.rand(num_draws, count, generator=generator, dtype=torch.float64, device="cpu")
     return numbers.to(device)
 
 
 def _lay_out(
-    side: Utterances, recording: Tensor, numbers: Tensor, condition: Condition, length: int, is_grouped: bool
+    side: Utterances,
+    recording: Tensor,
+    numbers: Tensor,
+    condition: Condition,
+    length: int,
+    is_grouped: bool,
 ) -> _Layout:
     """Return the conversations of one side in every draw.
 
-    ``recording`` ``(N,)``: column of the random ``numbers`` ``(K, R)``, the same for both sides. Without ``is_grouped``
-    every row is a conversation of its own.
+    ``recording`` ``(N,)``: column of the random ``numbers`` ``(K, R)``, the same for both sides.
+    Without ``is_grouped`` every row is a conversation of its own.
     """
     num_draws = len(numbers)
     partition = torch.zeros_like(side.speaker_index) if side.groups is None else side.groups
@@ -138,10 +155,12 @@ def _lay_out(
 def _group_rows(
     side: Utterances, recording: Tensor, numbers: Tensor, condition: Condition, length: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the group ``(K, N)`` or ``(N,)`` and random rank in [0, 1) ``(K, N)`` of rows, and group sizes ``(G,)``.
+    """Return the group ``(K, N)`` or ``(N,)`` and random rank in [0, 1) ``(K, N)`` of rows, and
+    group sizes ``(G,)``.
 
-    A conversation is cut out of one group: rows of one speaker and side of ``is_reference``; across sessions also of
-    one session where it is long enough, else of several sessions one after the other.
+    A conversation is cut out of one group: rows of one speaker and side of ``is_reference``; across
+    sessions also of one session where it is long enough, else of several sessions one after the
+    other.
     """
     rank = numbers[:, recording]
     columns = [side.speaker_index]
@@ -166,8 +185,12 @@ def _group_rows(
     return group.double(), rank, count_values(group, int(group.amax()) + 1)
 
 
-def _keep_one_version(recording: Tensor, rank: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what :func:`_group_rows` returns, with one version of every recording that was protected several times."""
+def _keep_one_version(
+    recording: Tensor, rank: Tensor, group: Tensor, num_groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what :func:`_group_rows` returns, with one version of every recording that was
+    protected several times.
+    """
     recordings, index = torch.stack([group, recording]).unique(dim=1, return_inverse=True)
     size = count_values(recordings[0], num_groups)
     if recordings.shape[1] == len(recording):
@@ -180,9 +203,15 @@ def _keep_one_version(recording: Tensor, rank: Tensor, group: Tensor, num_groups
 
 
 def _share_entries(
-    values: Tensor, first: Tensor, second: Tensor, first_members: Tensor, second_members: Tensor, other: Tensor
+    values: Tensor,
+    first: Tensor,
+    second: Tensor,
+    first_members: Tensor,
+    second_members: Tensor,
+    other: Tensor,
 ) -> Tensor:
-    """Return whether two conversations have an entry in common, ``(K, T)``, for pairs of conversations ``(T,)``.
+    """Return whether two conversations have an entry in common, ``(K, T)``, for pairs of
+    conversations ``(T,)``.
 
     ``values``: one entry per row of the first side, ``other``: of the second side.
     """
@@ -198,7 +227,8 @@ def _share_entries(
 
 
 def _next_speaker(enrolment: _Layout, first: Tensor) -> Tensor:
-    """Return for enrolment conversations the conversation of the next speaker at the same place, ``(T,)``.
+    """Return for enrolment conversations the conversation of the next speaker at the same place,
+    ``(T,)``.
 
     Cyclic where that speaker has fewer; -1 where there is no other speaker in the partition.
     """
@@ -228,18 +258,24 @@ def score_conversations(
     Args:
         folds: Rows of each fold of speakers, as their attack maps them.
         length: Utterances per conversation.
-        max_draws: Random draws of conversations; fewer where one draw has more than a million non-target trials.
+        max_draws: Random draws of conversations; fewer where one draw has more than a million
+            non-target trials.
         has_references: Whether enrolment and tests are different utterances.
-        is_enrolment_grouped: Whether enrolment rows are grouped; not where they are means of references.
+        is_enrolment_grouped: Whether enrolment rows are grouped; not where they are means of
+            references.
     """
     parts = []
     for fold in folds:
         if len(fold.enrolment) and len(fold.test):
-            part = _score_fold(fold, length, max_draws, len(folds), has_references, is_enrolment_grouped)
+            part = _score_fold(
+                fold, length, max_draws, len(folds), has_references, is_enrolment_grouped
+            )
             parts.append(part)
     if not parts:
         empty = torch.zeros(0, dtype=torch.float64)
-        return ConversationScores(empty, empty.bool(), empty.long().expand(2, -1), empty, empty.bool())
+        return ConversationScores(
+            empty, empty.bool(), empty.long().expand(2, -1), empty, empty.bool()
+        )
     return ConversationScores(
         torch.cat([part.scores for part in parts]),
         torch.cat([part.is_target for part in parts]),
@@ -285,7 +321,15 @@ def _score_fold(
 
     first, second = _pair_own(enrolment, test, is_same_side)
     is_trial = _mark_trials(
-        fold, enrolment, test, first, second, enrolment_recording, test_recording, is_same_side, has_references
+        fold,
+        enrolment,
+        test,
+        first,
+        second,
+        enrolment_recording,
+        test_recording,
+        is_same_side,
+        has_references,
     )
     next_row = _next_speaker(enrolment, first)
     # Of very many non-target trials, those with every so many of the test conversations.
@@ -298,7 +342,11 @@ def _score_fold(
     chance_pairs = torch.stack([next_row.clamp(min=0), second])
     other_pairs = torch.stack([rows, columns])
     scores_by_attacker = _compare_pairs(
-        fold, enrolment.members, test.members, (own_pairs, other_pairs, chance_pairs), is_dense=stride == 1
+        fold,
+        enrolment.members,
+        test.members,
+        (own_pairs, other_pairs, chance_pairs),
+        is_dense=stride == 1,
     )
     own_scores, other_scores, _ = scores_by_attacker[0]
     _, chance_other_scores, chance_scores = scores_by_attacker[-1]
@@ -321,7 +369,9 @@ def _mark_last(num_first: int, num_last: int, device: torch.device) -> Tensor:
 
 
 def _number_by_first_row(recordings: Tensor) -> Tensor:
-    """Return a number for each recording in the order of first rows, whatever the recordings are called, ``(N,)``."""
+    """Return a number for each recording in the order of first rows, whatever the recordings are
+    called, ``(N,)``.
+    """
     names, index = recordings.unique(return_inverse=True)
     place = torch.arange(len(recordings), device=recordings.device)
     first_row = torch.full_like(names, len(recordings)).scatter_reduce(0, index, place, "amin")
@@ -329,7 +379,9 @@ def _number_by_first_row(recordings: Tensor) -> Tensor:
 
 
 def _pair_own(enrolment: _Layout, test: _Layout, is_same_side: bool) -> tuple[Tensor, Tensor]:
-    """Return the pairs of conversations of one speaker, ``(T,)`` each; both sides are sorted by speaker."""
+    """Return the pairs of conversations of one speaker, ``(T,)`` each; both sides are sorted by
+    speaker.
+    """
     start = torch.searchsorted(enrolment.speaker, test.speaker)
     number = torch.searchsorted(enrolment.speaker, test.speaker, right=True) - start
     second = torch.repeat_interleave(torch.arange(len(number), device=number.device), number)
@@ -341,8 +393,12 @@ def _pair_own(enrolment: _Layout, test: _Layout, is_same_side: bool) -> tuple[Te
     return first, second
 
 
-def _pair_others(enrolment: _Layout, test: _Layout, columns: Tensor, is_unordered: bool) -> tuple[Tensor, Tensor]:
-    """Return the pairs of conversations of two speakers of one partition, for some test conversations."""
+def _pair_others(
+    enrolment: _Layout, test: _Layout, columns: Tensor, is_unordered: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the pairs of conversations of two speakers of one partition, for some test
+    conversations.
+    """
     is_other = enrolment.speaker[:, None] != test.speaker[columns]
     is_other = is_other & (enrolment.partition[:, None] == test.partition[columns])
     if is_unordered:
@@ -375,25 +431,36 @@ def _mark_trials(
 
 
 def _compare_pairs(
-    fold: TrialRows, enrolment_members: Tensor, test_members: Tensor, lists: Sequence[Tensor], is_dense: bool
+    fold: TrialRows,
+    enrolment_members: Tensor,
+    test_members: Tensor,
+    lists: Sequence[Tensor],
+    is_dense: bool,
 ) -> list[list[Tensor]]:
-    """Return for each attacker the scores of several lists of pairs of conversations ``(2, P)``, ``(K, P)`` each.
+    """Return for each attacker the scores of several lists of pairs of conversations ``(2, P)``,
+    ``(K, P)`` each.
 
     With ``is_dense`` all pairs are compared at once, else only blocks that hold some of a list.
     """
     num_draws = len(enrolment_members)
-    entries = max(enrolment_members[0].numel(), test_members[0].numel()) * fold.enrolment_rows.shape[1]
+    entries = (
+        max(enrolment_members[0].numel(), test_members[0].numel()) * fold.enrolment_rows.shape[1]
+    )
     at_once = max(1, _MOST_ENTRIES // max(1, entries))
     chunks: list[list[list[Tensor]]] = []  # by chunk of draws, attacker and list
     for start in range(0, num_draws, at_once):
         draws = slice(start, start + at_once)
         by_attacker = []
-        for enrolment_rows, test_rows in fold.average(enrolment_members[draws], test_members[draws]):
+        for enrolment_rows, test_rows in fold.average(
+            enrolment_members[draws], test_members[draws]
+        ):
             if is_dense:
                 scores = round_scores(fold.compare(enrolment_rows, test_rows))
                 by_attacker.append([scores[:, pairs[0], pairs[1]] for pairs in lists])
             else:
-                by_attacker.append([_compare_listed(fold, enrolment_rows, test_rows, pairs) for pairs in lists])
+                by_attacker.append(
+                    [_compare_listed(fold, enrolment_rows, test_rows, pairs) for pairs in lists]
+                )
         chunks.append(by_attacker)
     return [
         [torch.cat(scores_of_chunks) for scores_of_chunks in zip(*scores_of_attacker, strict=True)]
@@ -401,8 +468,12 @@ def _compare_pairs(
     ]
 
 
-def _compare_listed(fold: TrialRows, enrolment_rows: Tensor, test_rows: Tensor, pairs: Tensor) -> Tensor:
-    """Return the scores of listed pairs ``(2, P)`` of many conversations, ``(K, P)``, block by block."""
+def _compare_listed(
+    fold: TrialRows, enrolment_rows: Tensor, test_rows: Tensor, pairs: Tensor
+) -> Tensor:
+    """Return the scores of listed pairs ``(2, P)`` of many conversations, ``(K, P)``, block by
+    block.
+    """
     order = pairs[0].argsort(stable=True)
     ordered = pairs[:, order]
     num_draws, num_rows, _ = enrolment_rows.shape
@@ -414,6 +485,8 @@ def _compare_listed(fold: TrialRows, enrolment_rows: Tensor, test_rows: Tensor, 
             continue
         first = block * _ROWS_AT_ONCE
         columns, column = ordered[1, start:end].unique(return_inverse=True)
-        scores = fold.compare(enrolment_rows[:, first : first + _ROWS_AT_ONCE], test_rows[:, columns])
+        scores = fold.compare(
+            enrolment_rows[:, first : first + _ROWS_AT_ONCE], test_rows[:, columns]
+        )
         result[:, order[start:end]] = round_scores(scores)[:, ordered[0, start:end] - first, column]
     return result

@@ -1,4 +1,6 @@
-"""Ranks and local information of every input, from one pass over its scores, and their jackknife replicates."""
+"""Ranks and local information of every input, from one pass over its scores, and their jackknife
+replicates.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._identification.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
+from vpmetrics._identification.references import (
+    IdentificationTrials,
+    ScoreRows,
+    form_condition_trials,
+    score_inputs,
+)
 from vpmetrics._scores.calibration import fit_logistic_slopes
 from vpmetrics._scores.group_sums import SumsWithoutGroups
 from vpmetrics._scores.scorers import Scoring
@@ -22,7 +29,8 @@ if TYPE_CHECKING:
     from vpmetrics._scores.jackknife import JackknifeGroups
 
 _MOST_SCORES = 1 << 19  # that slopes are fitted on
-_MOST_FOLDS, _FOLDS = 256, 10  # up to this number of speakers, each is a fold; with more there are ten folds
+# up to this number of speakers, each is a fold; with more there are ten folds
+_MOST_FOLDS, _FOLDS = 256, 10
 _PERMUTATIONS = 4  # of speakers, for chance levels
 
 
@@ -52,7 +60,9 @@ def identify_condition(
     distractors: Tensor | None = None,
     **options: Any,
 ) -> list[tuple[IdentificationTrials, Identification]]:
-    """Return trials and :func:`identify` of each group with two references; of the first where no group has two."""
+    """Return trials and :func:`identify` of each group with two references; of the first where no
+    group has two.
+    """
     trials = [form_condition_trials(part, condition, distractors) for part in data.by_group()]
     # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
     trials = [each for each in trials if each.num_references > 1] or trials[:1]
@@ -68,7 +78,9 @@ def identify(
     has_chance: bool = False,
     bandwidth: float | None = None,
 ) -> Identification:
-    """Return ranks and local information; bits, and the histogram with ``bandwidth``, carry a gradient."""
+    """Return ranks and local information; bits, and the histogram with ``bandwidth``, carry a
+    gradient.
+    """
     num_references, wide = trials.num_references, trials.references.sums
     # Row 0: the true speakers. Further rows: permuted speakers, for the chance level.
     columns = trials.column[None]
@@ -101,7 +113,9 @@ def identify(
     above, tied = ranks[0, :2, used].long()
     tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
     return Identification(
-        histograms[0] if bandwidth is None else _histogram_of_soft_ranks(trials, scoring, bandwidth),
+        histograms[0]
+        if bandwidth is None
+        else _histogram_of_soft_ranks(trials, scoring, bandwidth),
         bits[0, used].to(result_dtype(trials.inputs)) if has_bits else None,
         (above == 0) & (tied == 1),
         used,
@@ -131,7 +145,9 @@ def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
 
 
 def standardize_scores(scores: Tensor) -> Tensor:
-    """Return scores ``(P, N)`` with mean 0 and population standard deviation 1 in each row; equal ones stay at 0."""
+    """Return scores ``(P, N)`` with mean 0 and population standard deviation 1 in each row; equal
+    ones stay at 0.
+    """
     wide, unit = widen(scores), torch.finfo(at_least_float32(scores).dtype).eps
     rounding = wide.detach().abs().sum(dim=1, keepdim=True) / max(1, scores.shape[1]) * unit
     centred, _, deviation = centre_rows(wide.clone(), rounding)
@@ -139,15 +155,23 @@ def standardize_scores(scores: Tensor) -> Tensor:
 
 
 def centre_rows(scores: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre rows, in place if no gradient is needed; return also mean and deviation, infinite if rounding."""
+    """Centre rows, in place if no gradient is needed; return also mean and deviation, infinite if
+    rounding.
+    """
     mean = scores.mean(dim=1, keepdim=True)
     centred = scores - mean if scores.requires_grad else scores.sub_(mean)
-    deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(max(1, centred.shape[1]))
+    deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(
+        max(1, centred.shape[1])
+    )
     return centred, mean, torch.where(deviation > rounding, deviation, torch.inf)
 
 
-def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_columns: Tensor) -> Tensor:
-    """Return the slope of each input, fitted on other speakers, for true columns ``(K, B)``, in their shape."""
+def _cross_fit_slopes(
+    trials: IdentificationTrials, scoring: Scoring, true_columns: Tensor
+) -> Tensor:
+    """Return the slope of each input, fitted on other speakers, for true columns ``(K, B)``, in
+    their shape.
+    """
     count, num_references = len(trials.inputs), trials.num_references
     if num_references < 2 or count == 0:
         return trials.references.anchor.new_full(true_columns.shape, torch.nan)
@@ -160,22 +184,33 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_colum
     # Speakers with trials come first in this order, so that every fold has as many of them.
     folds = num_references if num_references <= _MOST_FOLDS else _FOLDS
     dtype = at_least_float32(trials.inputs[:0]).dtype
-    z, matches = (torch.zeros(count, n, dtype=dtype, device=order.device) for n in (chosen.shape[1], len(true_columns)))
+    z, matches = (
+        torch.zeros(count, n, dtype=dtype, device=order.device)
+        for n in (chosen.shape[1], len(true_columns))
+    )
     for block in score_inputs(trials, scoring):
         centred, _, deviation = centre_rows(block.scores, block.rounding)
         z[block.rows] = (centred.gather(1, chosen[block.rows]) / deviation).to(dtype)
-        matches[block.rows] = (centred.gather(1, true_columns[:, block.rows].T) / deviation).to(dtype)
+        matches[block.rows] = (centred.gather(1, true_columns[:, block.rows].T) / deviation).to(
+            dtype
+        )
     z, matches = trials.processes.all_reduce(z, matches)
     fold = torch.where(trials.usable, place % folds, folds)
     slopes = [
-        fit_logistic_slopes(z, chosen == column[:, None], match[:, None], fold, folds)[place % folds]
+        fit_logistic_slopes(z, chosen == column[:, None], match[:, None], fold, folds)[
+            place % folds
+        ]
         for column, match in zip(true_columns, matches.T, strict=True)
     ]
     return torch.stack(slopes)
 
 
-def _histogram_of_soft_ranks(trials: IdentificationTrials, scoring: Scoring, bandwidth: float) -> Tensor:
-    """Return the histogram of soft ranks, sums of sigmoids; an input between two ranks is shared by them."""
+def _histogram_of_soft_ranks(
+    trials: IdentificationTrials, scoring: Scoring, bandwidth: float
+) -> Tensor:
+    """Return the histogram of soft ranks, sums of sigmoids; an input between two ranks is shared by
+    them.
+    """
     references = trials.num_references
     histogram = trials.references.sums.new_zeros(references)
     for block in score_inputs(trials, scoring, is_distributed=False):
@@ -192,31 +227,44 @@ def _histogram_of_soft_ranks(trials: IdentificationTrials, scoring: Scoring, ban
         share = (rank - lower) * mass
         histogram = histogram.index_add(0, lower, mass - share)
         histogram = histogram.index_add(0, (lower + 1).clamp(max=references - 1), share)
-    return torch.where(trials.finite & ~histogram.isnan().any(), histogram, torch.nan).to(result_dtype(trials.inputs))
+    return torch.where(trials.finite & ~histogram.isnan().any(), histogram, torch.nan).to(
+        result_dtype(trials.inputs)
+    )
 
 
 def count_above_tied_nan(block: ScoreRows) -> Tensor:
-    """Return numbers of references above each input's own and tied with it, and whether a score is NaN, ``(3, b)``."""
-    # Masks of the scores' own type: comparing and summing them is many times as fast as with booleans.
+    """Return numbers of references above each input's own and tied with it, and whether a score is
+    NaN, ``(3, b)``.
+    """
+    # Masks of the scores' own type: comparing and summing them is many times as fast as with
+    # booleans.
     mask = torch.empty_like(block.scores)
     at_least = torch.ge(block.scores, block.match - block.rounding, out=mask).sum(dim=1)
     above = torch.gt(block.scores, block.match + block.rounding, out=mask).sum(dim=1)
     # The largest of a row shows a NaN in a fraction of the time it takes to check each score.
-    return widen(torch.stack([above, at_least - above, block.scores.detach().amax(dim=1).isnan().to(above.dtype)]))
+    return widen(
+        torch.stack(
+            [above, at_least - above, block.scores.detach().amax(dim=1).isnan().to(above.dtype)]
+        )
+    )
 
 
 def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
-    """Return inputs per rank, ``(K, N)``, from :func:`count_above_tied_nan` of all inputs, ``(K, 3, B)``.
+    """Return inputs per rank, ``(K, N)``, from :func:`count_above_tied_nan` of all inputs, ``(K, 3,
+    B)``.
 
-    The mass of an input is spread over the ranks it is tied for: a step up before them and a step down after, in
-    integers, so that the order of additions changes nothing.
+    The mass of an input is spread over the ranks it is tied for: a step up before them and a step
+    down after, in integers, so that the order of additions changes nothing.
     """
     above, tied = ranks[:, :2].long().unbind(1)
     tied = tied.clamp(min=1)
-    unit = 1 << (62 - len(trials.inputs).bit_length())  # the mass of all inputs stays within 63 bits
+    # the mass of all inputs stays within 63 bits
+    unit = 1 << (62 - len(trials.inputs).bit_length())
     mass = torch.where(trials.usable, unit // tied, 0)
     steps = mass.new_zeros(len(ranks), max(trials.num_references, 1) + 1)
-    steps = steps.scatter_add(1, above, mass).scatter_add(1, above + tied, -mass)[:, : trials.num_references]
+    steps = steps.scatter_add(1, above, mass).scatter_add(1, above + tied, -mass)[
+        :, : trials.num_references
+    ]
     # A comparison with NaN is False and would be a rank.
     is_undefined = ~trials.finite | (ranks[:, 2] > 0).any(dim=1, keepdim=True)
     histograms = torch.where(is_undefined, torch.nan, widen(steps.cumsum(dim=1)) / unit)
@@ -224,7 +272,9 @@ def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
 
 
 def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
-    r"""Return what each input's rank discloses, :math:`\log_2 (N \gamma_j)`, the mean over the ranks it is tied for."""
+    r"""Return what each input's rank discloses, :math:`\log_2 (N \gamma_j)`, the mean over the
+    ranks it is tied for.
+    """
     counts, ranks = widen(histogram), len(histogram)
     if ranks < 2:
         return counts.new_full((len(above),), torch.nan)
@@ -237,40 +287,59 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
 def chance_mean_d(histogram: Tensor, rank_model: str, num_inputs: int) -> Tensor:
     r"""Return the expected MeanD in bits of independent inputs whose ranks are uniform among ``N``.
 
-    .. math:: N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim \mathrm{Bin}(n, 1/N)
+    .. math:: N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim
+    \mathrm{Bin}(n, 1/N)
 
-    which is close to :math:`(N - 1) / (2 n \ln 2)` with many inputs per rank. Inputs of one speaker are not
-    independent, so this is a lower bound of the chance level.
+    which is close to :math:`(N - 1) / (2 n \ln 2)` with many inputs per rank. Inputs of one speaker
+    are not independent, so this is a lower bound of the chance level.
     """
     wide, ranks = widen(histogram.detach()), len(histogram)
     if ranks < 2 or num_inputs == 0:
         return wide.new_full((), torch.nan)
     if rank_model != "empirical":  # half a nat per free parameter of the fit and input
-        return torch.where(wide.isnan().any(), torch.nan, min(ranks - 1, 2) / (2 * math.log(2) * num_inputs))
+        return torch.where(
+            wide.isnan().any(), torch.nan, min(ranks - 1, 2) / (2 * math.log(2) * num_inputs)
+        )
     mean = num_inputs / ranks
     # Beyond twelve standard deviations the probability is 0 but for rounding.
-    counts = torch.arange(1, int(min(num_inputs, mean + 12 * mean**0.5 + 30)) + 1, dtype=wide.dtype, device=wide.device)
-    binomial = torch.distributions.Binomial(num_inputs, wide.new_tensor(1 / ranks), validate_args=False)
+    counts = torch.arange(
+        1,
+        int(min(num_inputs, mean + 12 * mean**0.5 + 30)) + 1,
+        dtype=wide.dtype,
+        device=wide.device,
+    )
+    binomial = torch.distributions.Binomial(
+        num_inputs, wide.new_tensor(1 / ranks), validate_args=False
+    )
     share = binomial.log_prob(counts).exp()
     mean_d = ranks * (share * counts / num_inputs * torch.log2(ranks * counts / num_inputs)).sum()
     return torch.where(wide.isnan().any(), torch.nan, mean_d)
 
 
 class IdentificationReplicates(NamedTuple):
-    """Rank histograms and sums of local information of all speakers, then without each jackknife group."""
+    """Rank histograms and sums of local information of all speakers, then without each jackknife
+    group.
+    """
 
     histograms: Tensor  # (1 + G, N), the last ranks empty where references are left out
     references: Tensor  # (1 + G,), how many are left
-    fewer_inputs: Tensor  # (1 + G, N), histograms without inputs of the group, but with its references
-    sums: Tensor  # (5, 1 + G), of 1, of bits above 0, of bits below, of how many are above, and of how many are linked
+    # (1 + G, N), histograms without inputs of the group, but with its references
+    fewer_inputs: Tensor
+    # (5, 1 + G), of 1, of bits above 0, of bits below, of how many are above, and of how many are
+    # linked
+    sums: Tensor
 
 
 def jackknife_identification(
-    trials: IdentificationTrials, scoring: Scoring, groups: JackknifeGroups, slopes: Tensor | None = None
+    trials: IdentificationTrials,
+    scoring: Scoring,
+    groups: JackknifeGroups,
+    slopes: Tensor | None = None,
 ) -> IdentificationReplicates:
     """Return replicates without each group, of ranks alone without ``slopes``.
 
-    A group that is left out takes along its inputs and its references, which lifts the ranks of other inputs.
+    A group that is left out takes along its inputs and its references, which lifts the ranks of
+    other inputs.
     """
     num_references = trials.num_references
     # Row 0 leaves out no speaker; the last one, of the speakers in no group, is unused.
@@ -280,7 +349,9 @@ def jackknife_identification(
     rows = torch.arange(num_rows, device=row_of_reference.device)
     lost_references = widen(count_values(row_of_reference, num_rows))
     rank_steps = lost_references.new_zeros(num_rows, num_references + 1)
-    steps_without_inputs = SumsWithoutGroups(groups.num_groups, num_references + 1, rank_steps.dtype, rows.device)
+    steps_without_inputs = SumsWithoutGroups(
+        groups.num_groups, num_references + 1, rank_steps.dtype, rows.device
+    )
     sums = lost_references.new_zeros(5, num_rows)
 
     def sum_lost(values: Tensor) -> Tensor:
@@ -298,7 +369,8 @@ def jackknife_identification(
         above_left = above - sum_lost(is_above.long())
         tied_left = (tied - sum_lost(is_tied.long())).clamp(min=1)
 
-        # The mass of an input is spread over the ranks it is tied for: a step up before them and a step down after.
+        # The mass of an input is spread over the ranks it is tied for: a step up before them and a
+        # step down after.
         first_slot = rows * (num_references + 1) + above_left
         mass = (keeps_input / tied_left).flatten()
         rank_steps.view(-1).index_add_(0, first_slot.flatten(), mass)
@@ -318,7 +390,9 @@ def jackknife_identification(
             match_logit = widen(slope * (block.match - mean) - top)
             weights_left = widen(weights.sum(1, keepdim=True)) - widen(sum_lost(weights))
             # Rounding may leave less than the weight of the input's own reference.
-            mean_weight = torch.maximum(weights_left, match_logit.exp()) / (num_references - lost_references)
+            mean_weight = torch.maximum(weights_left, match_logit.exp()) / (
+                num_references - lost_references
+            )
             bits = keeps_input * (match_logit - mean_weight.log()) / math.log(2)
             is_positive = bits > 16 * torch.finfo(at_least_float32(block.scores).dtype).eps
             sums[0] += keeps_input.sum(0)
@@ -332,7 +406,10 @@ def jackknife_identification(
     fewer_inputs = steps_without_inputs.of_all_and_without_groups().cumsum(1)[:, :-1]
     # Shares of ties may leave rounding below 0.
     return IdentificationReplicates(
-        histograms.clamp(min=0), num_references - lost_references[:-1], fewer_inputs.clamp(min=0), sums[:, :-1]
+        histograms.clamp(min=0),
+        num_references - lost_references[:-1],
+        fewer_inputs.clamp(min=0),
+        sums[:, :-1],
     )
 
 
@@ -343,11 +420,16 @@ def add_padded_histograms(histograms: Sequence[Tensor]) -> Tensor:
 
 
 def mean_over_groups(values: Sequence[dict[str, Tensor]], inputs: Tensor) -> dict[str, Tensor]:
-    """Return the mean over the inputs ``(g,)`` or ``(g, R)`` of all groups; of ``max_d`` the largest."""
+    """Return the mean over the inputs ``(g,)`` or ``(g, R)`` of all groups; of ``max_d`` the
+    largest.
+    """
     if len(values) == 1:
         return values[0]
     stacked = {key: torch.stack([each[key] for each in values]) for key in values[0]}
-    mean = {key: torch.where(inputs > 0, column * inputs, 0).sum(0) / inputs.sum(0) for key, column in stacked.items()}
+    mean = {
+        key: torch.where(inputs > 0, column * inputs, 0).sum(0) / inputs.sum(0)
+        for key, column in stacked.items()
+    }
     if "max_d" in mean:
         largest = torch.where(inputs > 0, stacked["max_d"], -torch.inf).amax(0)
         mean["max_d"] = torch.where(inputs.sum(0) > 0, largest, torch.nan)

@@ -1,4 +1,5 @@
-"""Re-identification in a population: conversations of several utterances, and who is found among N people.
+"""Re-identification in a population: conversations of several utterances, and who is found among N
+people.
 
 Vauquier et al., "Legally validated evaluation framework for voice anonymization", Interspeech 2025.
 """
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 class ConversationProtocol(NamedTuple):
     """How conversations are formed and compared.
 
-    A probe averages ``utterances`` of a speaker and session, a reference all that the attacker has of a speaker.
-    ``attack`` maps utterances before they are averaged.
+    A probe averages ``utterances`` of a speaker and session, a reference all that the attacker has
+    of a speaker. ``attack`` maps utterances before they are averaged.
     """
 
     condition: Condition
@@ -46,7 +47,9 @@ class ConversationProtocol(NamedTuple):
 
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
-    """Return rows of conversations of ``length`` utterances each, ``(C, length)``; incomplete ones are dropped."""
+    """Return rows of conversations of ``length`` utterances each, ``(C, length)``; incomplete ones
+    are dropped.
+    """
     order = lexsort_columns(places, groups)
     _, counts = torch.unique_consecutive(groups[order], return_counts=True)
     kept = places[order] < (counts // length * length).repeat_interleave(counts)
@@ -68,13 +71,19 @@ def average_members(embeddings: Tensor, members: Tensor) -> Tensor:
 def form_enrolment_and_conversations(
     data: EvaluationData, protocol: ConversationProtocol
 ) -> tuple[Utterances, Utterances]:
-    """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
+    """Return the utterances whose speakers the attacker knows, and conversations of unknown
+    speakers.
+    """
     condition = protocol.condition
     enrolment, test = data.sides(condition, references_per="utterance")
     if enrolment.is_reference is None:
-        # Sides without a common recording: half of every speaker's recordings are enrolled, the others tested.
+        # Sides without a common recording: half of every speaker's recordings are enrolled, the
+        # others tested.
         is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
-        enrolment, test = enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
+        enrolment, test = (
+            enrolment.take(is_known[: len(enrolment)]),
+            test.take(~is_known[len(enrolment) :]),
+        )
     group, _ = combination_index_and_first_rows(test, "sessions")
     members = form_conversations(group, count_within(group), protocol.utterances)
     enrolment = add_distractors(enrolment, protocol.distractors)
@@ -83,7 +92,9 @@ def form_enrolment_and_conversations(
     return enrolment, replace(test.take(members[:, 0]), embeddings=means)
 
 
-def form_population_trials(data: EvaluationData, protocol: ConversationProtocol) -> IdentificationTrials:
+def form_population_trials(
+    data: EvaluationData, protocol: ConversationProtocol
+) -> IdentificationTrials:
     """Return conversations, each to be identified among one reference per known speaker."""
     enrolment, test = form_enrolment_and_conversations(data, protocol)
     target_sessions = protocol.condition.target_sessions
@@ -91,15 +102,22 @@ def form_population_trials(data: EvaluationData, protocol: ConversationProtocol)
 
 
 def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:
-    """Return the group of each row's recording, of equal labels, and the place of the recording in its group."""
+    """Return the group of each row's recording, of equal labels, and the place of the recording in
+    its group.
+    """
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
     names = [
-        name for name in ("speaker_index", "sessions", "groups", "is_reference") if getattr(second, name) is not None
+        name
+        for name in ("speaker_index", "sessions", "groups", "is_reference")
+        if getattr(second, name) is not None
     ]
     columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
-    codes = torch.stack([_reduce_by_place(column, recording, len(recordings), "amin") for column in columns])
+    codes = torch.stack(
+        [_reduce_by_place(column, recording, len(recordings), "amin") for column in columns]
+    )
     group = codes.unique(dim=1, return_inverse=True)[1]
-    # In the order of the second side, in which versions of one recording are adjacent; then of the first.
+    # In the order of the second side, in which versions of one recording are adjacent; then of the
+    # first.
     rows = torch.arange(len(recording), device=recording.device)
     rows = (rows - len(first)) % len(recording)
     order = _reduce_by_place(rows, recording, len(recordings), "amin").argsort()
@@ -112,10 +130,14 @@ def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> 
 
 
 def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
-    """Return the side called ``name`` with embeddings mapped by the attack; as it is without one."""
+    """Return the side called ``name`` with embeddings mapped by the attack; as it is without
+    one.
+    """
     if attack is None:
         return side
-    original, protected = attack.attack(*((side.embeddings, None) if name == "original" else (None, side.embeddings)))
+    original, protected = attack.attack(
+        *((side.embeddings, None) if name == "original" else (None, side.embeddings))
+    )
     return replace(side, embeddings=original if name == "original" else protected)
 
 
@@ -124,7 +146,9 @@ def reidentification_rates(
     sizes: Sequence[int],
     is_extrapolated: bool = True,
 ) -> dict[str, Tensor]:
-    """Return how often the speaker of a conversation comes first among N people of their part of the data."""
+    """Return how often the speaker of a conversation comes first among N people of their part of
+    the data.
+    """
     rates, weights = [], []
     for data, protocol in parts:
         trials = form_population_trials(data, protocol)
@@ -139,7 +163,9 @@ def reidentification_rates(
 
 
 def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    """Return means over groups with a value, by weight ``(g,)``, and their errors; of ``gallery`` the least."""
+    """Return means over groups with a value, by weight ``(g,)``, and their errors; of ``gallery``
+    the least.
+    """
     if len(parts) == 1:
         return parts[0]
     means = {}
@@ -156,39 +182,55 @@ def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[s
 
 
 def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-    """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from the ranks ``(M,)`` among all references."""
+    """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from the ranks ``(M,)`` among all
+    references.
+    """
     people, counts = len(histogram), widen(histogram)
     shares = counts / counts.sum()
     gallery = shares.new_full((), people)
     rates = dict.fromkeys(sizes, torch.full_like(gallery, torch.nan))
     if people < 2 or bool(shares.isnan().any()):
-        missing = f"two references at least, but there are {people}" if people < 2 else "inputs, and none that are NaN"
+        missing = (
+            f"two references at least, but there are {people}"
+            if people < 2
+            else "inputs, and none that are NaN"
+        )
         warn_undefined(f"Re-identification needs {missing}.")
         gallery = torch.full_like(gallery, torch.nan)
     else:
         if people == 2 < max(sizes):
-            warn_undefined("Rates beyond the references need three of them at least, but there are two.")
+            warn_undefined(
+                "Rates beyond the references need three of them at least, but there are two."
+            )
         counted, beyond = [n for n in sizes if n <= people], [n for n in sizes if n > people]
         rates |= zip(counted, rank_one_rates(shares, counted), strict=True)
         if beyond:
             rates |= zip(beyond, _extrapolate_rates(shares, beyond), strict=True)
     values = {f"rate_{n}": rates[n] for n in sizes}
     values |= {f"chance_{n}": torch.where(gallery.isnan(), gallery, 1 / n) for n in sizes}
-    return {key: value.to(result_dtype(histogram)) for key, value in (values | {"gallery": gallery}).items()}
+    return {
+        key: value.to(result_dtype(histogram))
+        for key, value in (values | {"gallery": gallery}).items()
+    }
 
 
 def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the rank-1 rate of each gallery size, ``(..., sizes)``, from the share of inputs per rank ``(..., M)``."""
+    """Return the rank-1 rate of each gallery size, ``(..., sizes)``, from the share of inputs per
+    rank ``(..., M)``.
+    """
     people = rank_shares.shape[-1]
     left = people - torch.arange(1, people, dtype=rank_shares.dtype, device=rank_shares.device)
     others = rank_shares.new_tensor(sizes).unsqueeze(1) - 1
-    # The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
+    # The chance of a rank follows from the one before by a factor, so no binomial coefficient is
+    # formed.
     chances = torch.log1p(-(others / left).clamp(max=1)).cumsum(dim=1).exp()
     return rank_shares[..., :1] + rank_shares[..., 1:] @ chances.mT
 
 
 def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the rank-1 rates among more people than there are references, from a beta-binomial fit to the ranks."""
+    """Return the rank-1 rates among more people than there are references, from a beta-binomial fit
+    to the ranks.
+    """
     people, is_certain = len(rank_shares), rank_shares[0] >= 1
     fit = fit_beta_binomial(rank_shares)
     first = torch.where(is_certain, 0.5, fit.probabilities[0])
@@ -202,28 +244,38 @@ def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
-    """Return the logarithm of Gamma(y + a) / Gamma(y) by Stirling's series: differences of lgamma cancel."""
+    """Return the logarithm of Gamma(y + a) / Gamma(y) by Stirling's series: differences of lgamma
+    cancel.
+    """
     near, far = 1 / y, 1 / (y + a)
     series = (far - near) / 12 - (far**3 - near**3) / 360 + (far**5 - near**5) / 1260
     return (y - 0.5) * torch.log1p(a / y) + a * (torch.log(y + a) - 1) + series
 
 
 def replicate_rates(
-    parts: Iterable[tuple[EvaluationData, ConversationProtocol]], sizes: Sequence[int], groups: JackknifeGroups
+    parts: Iterable[tuple[EvaluationData, ConversationProtocol]],
+    sizes: Sequence[int],
+    groups: JackknifeGroups,
 ) -> dict[str, Tensor]:
-    """Return rates of all speakers, then without each group, ``(1 + G,)``, for sizes that need no extrapolation."""
-    formed = [(form_population_trials(data, protocol), protocol.scoring) for data, protocol in parts]
+    """Return rates of all speakers, then without each group, ``(1 + G,)``, for sizes that need no
+    extrapolation.
+    """
+    formed = [
+        (form_population_trials(data, protocol), protocol.scoring) for data, protocol in parts
+    ]
     formed = [(trials, scoring) for trials, scoring in formed if trials.num_references > 1]
     fewest = min((trials.num_references for trials, _ in formed), default=0)
     counted = [size for size in sizes if size <= fewest]
-    if not counted:  # larger sizes are extrapolated, and the jackknife would miss the error of that model
+    # larger sizes are extrapolated, and the jackknife would miss the error of that model
+    if not counted:
         return {}
     sums, inputs = [], []
     for trials, scoring in formed:
         replicates = jackknife_identification(trials, scoring, groups)
         histograms, number = replicates.histograms, replicates.histograms.sum(1)
         rates = histograms.new_zeros(len(counted), len(histograms))
-        for people in replicates.references.unique().long().tolist():  # among as many, or among all who are left
+        # among as many, or among all who are left
+        for people in replicates.references.unique().long().tolist():
             rows = replicates.references == people
             shares = histograms[rows, :people] / number[rows, None]
             rates[:, rows] = rank_one_rates(shares, [min(size, people) for size in counted]).T
@@ -235,7 +287,9 @@ def replicate_rates(
 
 @dataclass(frozen=True, eq=False)
 class PopulationRates:
-    """How often speakers of a condition are identified, by size of the gallery and utterances per conversation."""
+    """How often speakers of a condition are identified, by size of the gallery and utterances per
+    conversation.
+    """
 
     data: EvaluationData
     protocol: ConversationProtocol
@@ -247,15 +301,25 @@ class PopulationRates:
         protocol = self.protocol._replace(utterances=utterances)
         return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes)
 
-    def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
-        """Return the same by the fused attacker; NaN for more people than a fold of speakers has."""
+    def after_strongest_attack(
+        self, sizes: Sequence[int], utterances: int = 1
+    ) -> dict[str, Tensor]:
+        """Return the same by the fused attacker; NaN for more people than a fold of speakers
+        has.
+        """
         # People are searched among their fold, since the attack has seen all others.
         if parts := self._attacked_folds(utterances):
             return reidentification_rates(parts, sizes, is_extrapolated=False)
         unknown = torch.tensor(torch.nan)
-        return dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown) if self.attacks else {}
+        return (
+            dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown)
+            if self.attacks
+            else {}
+        )
 
-    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, ConversationProtocol]]:
+    def _attacked_folds(
+        self, utterances: int = 1
+    ) -> list[tuple[EvaluationData, ConversationProtocol]]:
         if self.attacks is None or self.strongest is None:
             return []
         protocol = self.protocol._replace(utterances=utterances)
@@ -266,12 +330,16 @@ class PopulationRates:
 
     def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:
         """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
-        plain = replicate_rates([(part, self.protocol) for part in self.data.by_group()], sizes, groups)
+        plain = replicate_rates(
+            [(part, self.protocol) for part in self.data.by_group()], sizes, groups
+        )
         attacked = replicate_rates(self._attacked_folds(), sizes, groups)
         return plain | {f"{key}_strongest": value for key, value in attacked.items()}
 
     def median_num_test_utterances(self) -> int:
-        """Return the median number of test utterances per speaker (per speaker and session, if known), rounded down."""
+        """Return the median number of test utterances per speaker (per speaker and session, if
+        known), rounded down.
+        """
         _, test = form_enrolment_and_conversations(self.data, self.protocol)
         counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
         return int(counts.median()) if len(counts) else 0

@@ -1,9 +1,10 @@
-"""Identification trials: every input against one reference per speaker, in blocks that are never stored.
+"""Identification trials: every input against one reference per speaker, in blocks that are never
+stored.
 
-A reference is the mean of the utterances of one speaker, or of one session of a speaker. An input that is among them is
-left out *in step*: the j-th utterance of a speaker is compared with means that all lack their j-th utterance. If only
-the mean of its own speaker lacked it, that mean would average fewer utterances than all others, and its length and
-direction would reveal the speaker.
+A reference is the mean of the utterances of one speaker, or of one session of a speaker. An input
+that is among them is left out *in step*: the j-th utterance of a speaker is compared with means
+that all lack their j-th utterance. If only the mean of its own speaker lacked it, that mean would
+average fewer utterances than all others, and its length and direction would reveal the speaker.
 """
 
 from __future__ import annotations
@@ -14,11 +15,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._scores.scorers import Scorer, Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
+from vpmetrics._scores.scorers import (
+    Scorer,
+    Scoring,
+    prepare_rows,
+    resolve_scoring,
+    widest_affordable_dtype,
+)
 from vpmetrics._util.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._util.dtypes import is_finite_everywhere, widen
 from vpmetrics._util.validation import check_same_device, check_utterances
-from vpmetrics._utterances.canonical_order import count_within, hash_rows, number_sets, order_rows, sum_hashes
+from vpmetrics._utterances.canonical_order import (
+    count_within,
+    hash_rows,
+    number_sets,
+    order_rows,
+    sum_hashes,
+)
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import (
     EvaluationData,
@@ -32,11 +45,12 @@ _FEW_SCORES = 1 << 18  # up to as many are compared at once even where most inpu
 
 
 class References(NamedTuple):
-    """Units of utterances that are averaged to references, each of one speaker or of one session of a speaker.
+    """Units of utterances that are averaged to references, each of one speaker or of one session of
+    a speaker.
 
-    Units of a speaker are adjacent, and so are the rows of a unit. Sums are of deviations from ``anchor``, in double
-    precision: the mean of equal rows is then that row to the last bit, with and without one of them, so features
-    without information tie.
+    Units of a speaker are adjacent, and so are the rows of a unit. Sums are of deviations from
+    ``anchor``, in double precision: the mean of equal rows is then that row to the last bit, with
+    and without one of them, so features without information tie.
     """
 
     vectors: Tensor  # (M, D)
@@ -54,10 +68,12 @@ class References(NamedTuple):
         return self.sums[self.first_unit] / self.counts[self.first_unit, None] + self.anchor
 
     def leave_one_out_means(self, unit_number: Tensor, excluded_row: Tensor) -> Tensor:
-        """Return galleries ``(G, N, D)``: for every speaker the mean of one unit without one of its rows.
+        """Return galleries ``(G, N, D)``: for every speaker the mean of one unit without one of its
+        rows.
 
-        ``unit_number``, ``excluded_row`` ``(G,)``: both are counted cyclically within the speaker and the unit. A
-        negative ``excluded_row`` excludes nothing; a single row is never excluded. All means follow from the sums.
+        ``unit_number``, ``excluded_row`` ``(G,)``: both are counted cyclically within the speaker
+        and the unit. A negative ``excluded_row`` excludes nothing; a single row is never excluded.
+        All means follow from the sums.
         """
         excluded_row = excluded_row[:, None]
         unit = self.first_unit + unit_number[:, None] % self.units
@@ -76,7 +92,8 @@ class IdentificationTrials(NamedTuple):
     column: Tensor  # (B,), of the input's speaker among the references
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether all embeddings are finite
-    galleries: Tensor  # (2, G), arguments of ``References.leave_one_out_means``, largest galleries first
+    # (2, G), arguments of ``References.leave_one_out_means``, largest galleries first
+    galleries: Tensor
     order: Tensor  # (B,), inputs sorted by gallery
     gallery_of_place: Tensor  # (B,), in this order
     gallery_sizes: tuple[int, ...]  # inputs of each gallery
@@ -89,7 +106,9 @@ class IdentificationTrials(NamedTuple):
 
 
 class ScoreRows(NamedTuple):
-    """The scores of some inputs against every reference, and the score that each input has with its own speaker."""
+    """The scores of some inputs against every reference, and the score that each input has with its
+    own speaker.
+    """
 
     rows: Tensor  # (b,), which inputs
     scores: Tensor  # (b, N), free to be overwritten
@@ -110,7 +129,8 @@ def validate_and_form_trials(
     check_same_device("inputs", inputs, "references", vectors)
     if vectors.shape[1] != inputs.shape[1]:
         raise ValueError(
-            f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {vectors.shape[1]}."
+            f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got"
+            f" {vectors.shape[1]}."
         )
     # Without `reference_speakers`, row i of the references is the utterance of input i.
     # References in canonical order; inputs stay in theirs, which is that of the results.
@@ -122,12 +142,16 @@ def validate_and_form_trials(
     hashes_of_inputs = sum_hashes(hash_rows(inputs), input_speaker, len(labels))
     number = number_sets(hashes_of_references, hashes_of_inputs)
     enrolment = Utterances(vectors[order], names[order], order, number[reference_speaker[order]])
-    test = Utterances(inputs, speakers, torch.arange(len(inputs), device=inputs.device), number[input_speaker])
+    test = Utterances(
+        inputs, speakers, torch.arange(len(inputs), device=inputs.device), number[input_speaker]
+    )
     return form_trials(enrolment, test, order.argsort() if is_paired else None)
 
 
 def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Utterances:
-    """Return the enrolment side with a further speaker for each row of ``distractors (G, D)``, whom no test is of."""
+    """Return the enrolment side with a further speaker for each row of ``distractors (G, D)``, whom
+    no test is of.
+    """
     if distractors is None:
         return enrolment
     vectors = distractors.to(enrolment.embeddings)
@@ -162,7 +186,9 @@ def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Uttera
 def form_condition_trials(
     data: EvaluationData, condition: Condition, distractors: Tensor | None = None
 ) -> IdentificationTrials:
-    """Return the identification trials of a condition, among all speakers and ``distractors (G, D)``."""
+    """Return the identification trials of a condition, among all speakers and ``distractors (G,
+    D)``.
+    """
     enrolment, test = data.sides(condition, references_per="utterance")
     enrolment_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
@@ -180,8 +206,8 @@ def form_trials(
 ) -> IdentificationTrials:
     """Return the trials of every test utterance, an input, against one reference per speaker.
 
-    ``enrolment_row`` ``(B,)``: the row of each input among the enrolment rows, or -1; None where no input is enrolled.
-    Sessions are numbered from 0.
+    ``enrolment_row`` ``(B,)``: the row of each input among the enrolment rows, or -1; None where no
+    input is enrolled. Sessions are numbered from 0.
     """
     by_session = target_sessions != "any"
     references, unit_codes, unit_of_row = _build_references(enrolment, by_session)
@@ -191,12 +217,24 @@ def form_trials(
     if len(references.speakers) == 0:
         none = column.new_zeros(0)
         return IdentificationTrials(
-            test.embeddings, references, column, usable, finite, none.expand(2, 0), none, none, (), processes
+            test.embeddings,
+            references,
+            column,
+            usable,
+            finite,
+            none.expand(2, 0),
+            none,
+            none,
+            (),
+            processes,
         )
     unit_number, excluded_row = torch.zeros_like(column), torch.full_like(column, -1)
     if by_session and test.sessions is not None:
         unit = find_indices(unit_codes, (column << _SESSION_BITS) + test.sessions)
-        usable, unit_number = usable & (unit >= 0), torch.where(unit >= 0, unit - references.first_unit[column], 0)
+        usable, unit_number = (
+            usable & (unit >= 0),
+            torch.where(unit >= 0, unit - references.first_unit[column], 0),
+        )
         if target_sessions == "other":
             usable, unit_number = usable & (references.units[column] > 1), unit_number + 1
     unit = references.first_unit[column] + unit_number % references.units[column]
@@ -227,7 +265,9 @@ def form_trials(
 
 
 def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor]:
-    """Return references, a code of speaker and session for each unit, ascending, and the unit of each row."""
+    """Return references, a code of speaker and session for each unit, ascending, and the unit of
+    each row.
+    """
     vectors = side.embeddings
     numbers, column = side.speaker_index.unique(return_inverse=True)
     names = side.speakers.new_empty(len(numbers)).scatter(0, column, side.speakers)
@@ -242,15 +282,22 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
     every_row = torch.arange(len(vectors), device=vectors.device)
     for rows in every_row.split(max(1, 2**20 // max(1, vectors.shape[1]))):
         sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
-    counts, units_of = count_values(unit, len(sums)), count_values(codes >> _SESSION_BITS, len(names))
+    counts, units_of = (
+        count_values(unit, len(sums)),
+        count_values(codes >> _SESSION_BITS, len(names)),
+    )
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))
     order = unit.argsort(stable=True)
-    references = References(vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row)
+    references = References(
+        vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row
+    )
     return references, codes, unit
 
 
 class _GalleryBatch(NamedTuple):
-    """Galleries that are compared at once, each with as many inputs; or one gallery with some of its inputs."""
+    """Galleries that are compared at once, each with as many inputs; or one gallery with some of
+    its inputs.
+    """
 
     first: int  # gallery
     last: int  # gallery, exclusive
@@ -259,10 +306,16 @@ class _GalleryBatch(NamedTuple):
     most_inputs: int  # of one gallery
 
 
-def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True) -> Iterator[ScoreRows]:
-    """Yield the scores of inputs, or of this process's share, against all references; without a GPU sync."""
+def score_inputs(
+    trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True
+) -> Iterator[ScoreRows]:
+    """Yield the scores of inputs, or of this process's share, against all references; without a GPU
+    sync.
+    """
     scorer = resolve_scoring(scoring)
-    dtype = widest_affordable_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
+    dtype = widest_affordable_dtype(
+        scorer, trials.inputs, len(trials.inputs) * trials.num_references
+    )
     batches = _batch_galleries(trials)
     if is_distributed:
         batches = list(trials.processes.share(batches))
@@ -293,14 +346,18 @@ def _batch_galleries(trials: IdentificationTrials) -> list[_GalleryBatch]:
         while last < len(trials.gallery_sizes) and last - first < most_galleries:
             padded_inputs = (last + 1 - first) * largest
             inputs = stop + trials.gallery_sizes[last] - start
-            is_sparse = padded_inputs > 2 * inputs and padded_inputs * trials.num_references > _FEW_SCORES
+            is_sparse = (
+                padded_inputs > 2 * inputs and padded_inputs * trials.num_references > _FEW_SCORES
+            )
             if padded_inputs > most_inputs or is_sparse:
                 break
             stop += trials.gallery_sizes[last]
             last += 1
         for piece in range(start, stop, max(most_inputs, 1) if last == first + 1 else stop - start):
             piece_stop = min(piece + most_inputs, stop) if last == first + 1 else stop
-            batches.append(_GalleryBatch(first, last, piece, piece_stop, min(largest, piece_stop - piece)))
+            batches.append(
+                _GalleryBatch(first, last, piece, piece_stop, min(largest, piece_stop - piece))
+            )
         first = last
         start = stop
     return batches
@@ -312,7 +369,9 @@ def _prepare(galleries: Tensor, scorer: Scorer, anchor: Tensor, dtype: torch.dty
     return prepare_rows(rows, scorer, anchor, dtype).view(galleries.shape)
 
 
-def _score_batch(trials: IdentificationTrials, batch: _GalleryBatch, galleries: Tensor, scorer: Scorer) -> ScoreRows:
+def _score_batch(
+    trials: IdentificationTrials, batch: _GalleryBatch, galleries: Tensor, scorer: Scorer
+) -> ScoreRows:
     """Return the scores of the inputs of some prepared galleries ``(G, N, D)``."""
     rows = trials.order[batch.start : batch.stop]
     if not scorer.is_builtin:
@@ -322,7 +381,9 @@ def _score_batch(trials: IdentificationTrials, batch: _GalleryBatch, galleries: 
     place_of_row = None
     if len(rows) != shape[0] * shape[1]:
         compared_rows, place_of_row = _fill_up_galleries(trials, batch, rows)
-    probes = _prepare(trials.inputs[compared_rows], scorer, trials.references.anchor, galleries.dtype)
+    probes = _prepare(
+        trials.inputs[compared_rows], scorer, trials.references.anchor, galleries.dtype
+    )
     probes = probes.unflatten(0, shape)
     columns = trials.column[compared_rows].view(*shape, 1)
     with torch.autocast(probes.device.type, enabled=False):
@@ -336,8 +397,12 @@ def _score_batch(trials: IdentificationTrials, batch: _GalleryBatch, galleries: 
     return ScoreRows(rows, *compared)
 
 
-def _fill_up_galleries(trials: IdentificationTrials, batch: _GalleryBatch, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return inputs ``(G * P,)``, P for each gallery, where some have fewer; and the place of each of the ``rows``."""
+def _fill_up_galleries(
+    trials: IdentificationTrials, batch: _GalleryBatch, rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return inputs ``(G * P,)``, P for each gallery, where some have fewer; and the place of each
+    of the ``rows``.
+    """
     num_galleries = batch.last - batch.first
     gallery = trials.gallery_of_place[batch.start : batch.stop] - batch.first
     first_row = torch.searchsorted(gallery, torch.arange(num_galleries, device=gallery.device))
@@ -355,13 +420,17 @@ def _score_with_function(
     galleries: Tensor,
     scorer: Scorer,
 ) -> ScoreRows:
-    """Return what :func:`_score_batch` returns, by a function of the caller, which takes one gallery at a time."""
+    """Return what :func:`_score_batch` returns, by a function of the caller, which takes one
+    gallery at a time.
+    """
     probes = _prepare(trials.inputs[rows], scorer, trials.references.anchor, galleries.dtype)
     sizes = [len(rows)]
     if batch.last - batch.first > 1:
         sizes = list(trials.gallery_sizes[batch.first : batch.last])
     parts: list[ScoreRows] = []
-    for gallery, some_rows, some_probes in zip(galleries, rows.split(sizes), probes.split(sizes), strict=True):
+    for gallery, some_rows, some_probes in zip(
+        galleries, rows.split(sizes), probes.split(sizes), strict=True
+    ):
         with torch.autocast(probes.device.type, enabled=False):
             # The caller's function may keep what it returns, and a block is overwritten.
             scores = scorer.compare(some_probes, gallery).clone()

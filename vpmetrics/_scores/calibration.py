@@ -12,21 +12,24 @@ from vpmetrics._util.dtypes import widen
 from vpmetrics._util.validation import check_choice, check_trials, warn_if, warn_undefined
 
 _ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
-_FIRST_CHECK = 12  # iteration after which a GPU is first asked whether all have converged; a CPU is asked after each
-_GROWTH = 4.0  # factor of the longest allowed step after a step that helped; its inverse after one that did not
+# iteration after which a GPU is first asked whether all have converged; a CPU is asked after each
+_FIRST_CHECK = 12
+# factor of the longest allowed step after a step that helped; its inverse after one that did not
+_GROWTH = 4.0
 _SLOPE_BINS = 1 << 10  # of the standardised scores of non-targets
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
 _LEAST_GAP = 1e-2  # standard deviations between two pseudo-trials
 
 ScoreMap = Callable[[Tensor], Tensor]
-Trials = Sequence[tuple[Tensor, Tensor]]  # scores (K,), or (F, 1) if each regression has one; weights in each, (F, K)
+# scores (K,), or (F, 1) if each regression has one; weights in each, (F, K)
+Trials = Sequence[tuple[Tensor, Tensor]]
 
 
 def mean_derivatives(parts: Trials, theta: Tensor, label: int) -> Tensor:
     """Return means over trials of one class of the derivatives of their costs, ``(5, F)``.
 
-    They are by slope, by offset, twice by slope, by both, and twice by offset. ``theta`` ``(F, 2)``: slope and offset
-    of each regression; ``label``: 1 for targets, 0 for non-targets.
+    They are by slope, by offset, twice by slope, by both, and twice by offset. ``theta`` ``(F,
+    2)``: slope and offset of each regression; ``label``: 1 for targets, 0 for non-targets.
     """
     (slope, offset), sums = theta.unsqueeze(-1).unbind(1), theta.new_zeros(6, len(theta))
     for scores, weights in parts:
@@ -36,31 +39,43 @@ def mean_derivatives(parts: Trials, theta: Tensor, label: int) -> Tensor:
         powers = torch.stack([torch.ones_like(scores), scores, scores.square()], dim=-1)
         products = ((each.unsqueeze(1) @ powers).squeeze(1).T for each in (error, curvature))
         (by_offset, by_slope, _), (by_offset_offset, by_both, by_slope_slope) = products
-        sums += torch.stack([by_slope, by_offset, by_slope_slope, by_both, by_offset_offset, weights.sum(1)])
+        sums += torch.stack(
+            [by_slope, by_offset, by_slope_slope, by_both, by_offset_offset, weights.sum(1)]
+        )
     return sums[:-1] / sums[-1]
 
 
-def minimise_and_check_convergence(nontargets: Trials, targets: Trials, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged ``(F,)``.
+def minimise_and_check_convergence(
+    nontargets: Trials, targets: Trials, theta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged
+    ``(F,)``.
 
-    Newton's method in a trust region. A step that passes the minimum along it by far is rejected, so the method
-    converges when the classes overlap, and the cost itself is not needed. A converged regression no longer changes, so
-    results do not depend on how often convergence is checked.
+    Newton's method in a trust region. A step that passes the minimum along it by far is rejected,
+    so the method converges when the classes overlap, and the cost itself is not needed. A converged
+    regression no longer changes, so results do not depend on how often convergence is checked.
     """
     here = mean_derivatives(nontargets, theta, 0) + mean_derivatives(targets, theta, 1)
     longest = torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
     for iteration in range(_ITERATIONS + 1):
         step = _newton_step(here)
-        length, size = (torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (step, theta))
+        length, size = (
+            torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (step, theta)
+        )
         # The next step is below the last digit, or there is nothing to fit.
         done = ~(length > torch.finfo(theta.dtype).eps ** 0.4 * (1 + size))
         is_checked = iteration == _FIRST_CHECK or theta.device.type == "cpu"
         if iteration == _ITERATIONS or (is_checked and bool(done.all())):
             break
         tried = step * (longest / length).clamp(max=1)
-        there = mean_derivatives(nontargets, theta - tried, 0) + mean_derivatives(targets, theta - tried, 1)
-        # The cost is convex. Accept a step if the cost still falls at its end, or rises at most half as steeply.
-        slope_here, slope_there = (at[0] * tried[:, 0] + at[1] * tried[:, 1] for at in (here, there))
+        there = mean_derivatives(nontargets, theta - tried, 0) + mean_derivatives(
+            targets, theta - tried, 1
+        )
+        # The cost is convex. Accept a step if the cost still falls at its end, or rises at most
+        # half as steeply.
+        slope_here, slope_there = (
+            at[0] * tried[:, 0] + at[1] * tried[:, 1] for at in (here, there)
+        )
         better = (slope_there >= -slope_here / 2).unsqueeze(1) & ~done
         taken = length.minimum(longest)
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
@@ -75,33 +90,44 @@ def _newton_step(derivatives: Tensor) -> Tensor:
     gradient = torch.stack([slope, offset], dim=1)
     least = torch.finfo(gradient.dtype).tiny ** 0.5  # uninformative scores leave the slope at 0
     by_slope, by_offset = by_slope + least, by_offset + least
-    adjoint = torch.stack([by_offset * slope - both * offset, by_slope * offset - both * slope], dim=1)
+    adjoint = torch.stack(
+        [by_offset * slope - both * offset, by_slope * offset - both * slope], dim=1
+    )
     newton = adjoint / (by_slope * by_offset - both.square()).unsqueeze(1)
     gain = (gradient * newton).sum(dim=1, keepdim=True)
     return torch.where((gain > 0) & newton.isfinite().all(dim=1, keepdim=True), newton, gradient)
 
 
 def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
-    """Return the map ``a * s + b`` of least Cllr at prior 1/2, not regularised; NaN where there is no optimum."""
+    """Return the map ``a * s + b`` of least Cllr at prior 1/2, not regularised; NaN where there is
+    no optimum.
+    """
     scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
     targets, nontargets = scores[is_target], scores[~is_target]
-    # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
+    # No optimum where a class is missing, where scores are constant, or where a threshold separates
+    # the classes.
     is_defined = len(targets) > 0 and len(nontargets) > 0
     if is_defined:
         has_overlap = (targets.min() < nontargets.max()) & (nontargets.min() < targets.max())
         is_defined = bool(has_overlap & scores.isfinite().all())
     if not is_defined:
-        warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
+        warn_undefined(
+            "A linear calibration needs both kinds of trials, finite and overlapping in score."
+        )
         return lambda values: torch.full_like(values, torch.nan)
     spread, centre = torch.std_mean(scores, correction=0)
-    low, high = ([((part - centre) / spread, part.new_ones(1, len(part)))] for part in (nontargets, targets))
+    low, high = (
+        [((part - centre) / spread, part.new_ones(1, len(part)))] for part in (nontargets, targets)
+    )
     theta, is_converged = minimise_and_check_convergence(low, high, scores.new_zeros(1, 2))
     slope, offset = torch.where(is_converged, theta[0], torch.nan)
     return lambda values: slope / spread * values + (offset - slope / spread * centre)
 
 
 def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
-    """Return PAV under Laplace's rule, its posterior interpolated between training scores and constant outside."""
+    """Return PAV under Laplace's rule, its posterior interpolated between training scores and
+    constant outside.
+    """
     steps = count_by_score(preds, target, validate_args=False).ascending
     knots = torch.unique(widen(preds.detach().flatten()))
     prior = steps.targets.sum().log() - steps.nontargets.sum().log()
@@ -114,7 +140,9 @@ def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
         left, right = (knots[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
         low, high = (posteriors[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
         # Next to an infinite training score, a score takes the value of its finite neighbour.
-        inner = torch.where(left.isinf(), 1, torch.where(right.isinf(), 0, (values - left) / (right - left)))
+        inner = torch.where(
+            left.isinf(), 1, torch.where(right.isinf(), 0, (values - left) / (right - left))
+        )
         share = torch.where(values >= right, 1, torch.where(values <= left, 0, inner))
         return torch.lerp(low, high, share).logit() - prior
 
@@ -125,7 +153,12 @@ CALIBRATIONS = {"linear": fit_linear_map, "isotonic": fit_isotonic_map}
 
 
 def transferred_llr(
-    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
+    preds: Tensor,
+    target: Tensor,
+    fit_preds: Tensor,
+    fit_target: Tensor,
+    calibration: str,
+    validate_args: bool,
 ) -> Tensor:
     """Return log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
     check_choice("calibration", calibration, tuple(CALIBRATIONS))
@@ -134,12 +167,16 @@ def transferred_llr(
     return CALIBRATIONS[calibration](fit_preds, fit_target)(widen(preds.flatten()))
 
 
-def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_folds: int) -> Tensor:
-    """Fit the slope of local information for each fold on all other folds, ``(F,)``; with one fold on all trials.
+def fit_logistic_slopes(
+    z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_folds: int
+) -> Tensor:
+    """Fit the slope of local information for each fold on all other folds, ``(F,)``; with one fold
+    on all trials.
 
-    A slope is that of a logistic regression of target on standardised scores: ``z`` ``(R, K)`` of inputs against
-    references, ``match`` ``(R, 1)`` of the true speaker. Non-targets are many and share bins; targets count one by one.
-    ``fold`` ``(R,)``: inputs in fold ``num_folds`` are left out.
+    A slope is that of a logistic regression of target on standardised scores: ``z`` ``(R, K)`` of
+    inputs against references, ``match`` ``(R, 1)`` of the true speaker. Non-targets are many and
+    share bins; targets count one by one. ``fold`` ``(R,)``: inputs in fold ``num_folds`` are left
+    out.
     """
     is_used = fold < num_folds
     is_nontarget = ~is_match & is_used[:, None]
@@ -148,15 +185,25 @@ def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor
     if len(nontarget) == 0 or len(target) == 0:
         return widen(z).new_full((num_folds,), torch.nan)
     low, high = nontarget.aminmax()
-    slot = ((nontarget - low) * ((_SLOPE_BINS - 1) / (high - low).clamp(min=1e-30))).nan_to_num().long()
+    slot = (
+        ((nontarget - low) * ((_SLOPE_BINS - 1) / (high - low).clamp(min=1e-30)))
+        .nan_to_num()
+        .long()
+    )
     counts = nontarget.new_zeros(num_folds * _SLOPE_BINS).index_add(
         0, nontarget_fold * _SLOPE_BINS + slot, torch.ones_like(nontarget)
     )
     counts = counts.view(num_folds, _SLOPE_BINS)
-    middles = nontarget.new_zeros(_SLOPE_BINS).index_add(0, slot, nontarget) / counts.sum(0).clamp(min=1)
-    is_in_fold = (target_fold == torch.arange(num_folds, device=fold.device)[:, None]).to(target.dtype)
+    middles = nontarget.new_zeros(_SLOPE_BINS).index_add(0, slot, nontarget) / counts.sum(0).clamp(
+        min=1
+    )
+    is_in_fold = (target_fold == torch.arange(num_folds, device=fold.device)[:, None]).to(
+        target.dtype
+    )
     # (F, R) and (F, B): the targets and the binned non-targets that each regression is fitted on.
-    weights, others = (is_in_fold, counts) if num_folds == 1 else (1 - is_in_fold, counts.sum(0) - counts)
+    weights, others = (
+        (is_in_fold, counts) if num_folds == 1 else (1 - is_in_fold, counts.sum(0) - counts)
+    )
     pseudo_scores, pseudo_weights = _pseudo_trials_if_separable(
         nontarget, nontarget_fold, target, target_fold, num_folds
     )
@@ -177,16 +224,25 @@ def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor
 def _pseudo_trials_if_separable(
     nontarget: Tensor, nontarget_fold: Tensor, target: Tensor, target_fold: Tensor, num_folds: int
 ) -> tuple[Tensor, Tensor]:
-    """Return scores of a pseudo target and non-target of each regression, ``(2, F, 1)``, and their weight, ``(F, 1)``.
+    """Return scores of a pseudo target and non-target of each regression, ``(2, F, 1)``, and their
+    weight, ``(F, 1)``.
 
-    Where a threshold separates the classes, no slope is steep enough. Then a pseudo target is put where the nearest
-    non-target is, and a pseudo non-target where the nearest target is: what one further trial might have shown. Where
-    these two are all but tied they are put a little apart. The weight is 0 where the classes overlap.
+    Where a threshold separates the classes, no slope is steep enough. Then a pseudo target is put
+    where the nearest non-target is, and a pseudo non-target where the nearest target is: what one
+    further trial might have shown. Where these two are all but tied they are put a little apart.
+    The weight is 0 where the classes overlap.
     """
     # Highest and negated lowest score of each class in each fold.
-    classes = (nontarget, nontarget_fold), (-nontarget, nontarget_fold), (target, target_fold), (-target, target_fold)
+    classes = (
+        (nontarget, nontarget_fold),
+        (-nontarget, nontarget_fold),
+        (target, target_fold),
+        (-target, target_fold),
+    )
     lowest = nontarget.new_full((num_folds,), -torch.inf)
-    ends = torch.stack([lowest.scatter_reduce(0, folds, values, "amax") for values, folds in classes])
+    ends = torch.stack(
+        [lowest.scatter_reduce(0, folds, values, "amax") for values, folds in classes]
+    )
     if num_folds > 1:  # a regression is fitted on all other folds
         is_own = torch.eye(num_folds, dtype=torch.bool, device=ends.device)
         ends = ends[:, None].expand(-1, num_folds, -1).masked_fill(is_own, -torch.inf).amax(2)

@@ -1,4 +1,6 @@
-"""The scores of a condition: all of them where they are few, two fine histograms where they are many."""
+"""The scores of a condition: all of them where they are few, two fine histograms where they are
+many.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +34,20 @@ from vpmetrics._utterances.utterances import add_counts
 
 _BINS = 1 << 16  # equal bins, over the range in which most scores lie
 _MARGIN = 0.25  # share by which the range of a sample is widened on both sides
-_OUTLIER = 6.0  # the range ends this many times as far from the median as the 1st or the 99th percentile, at most
-_TAIL, _PER_OCTAVE = 1 << 15, 256  # bins beyond the range on either side, ever wider; enough for all of float32
+# the range ends this many times as far from the median as the 1st or the 99th percentile, at most
+_OUTLIER = 6.0
+# bins beyond the range on either side, ever wider; enough for all of float32
+_TAIL, _PER_OCTAVE = 1 << 15, 256
 _ALL_BINS = _BINS + 2 * _TAIL
 
 
 class ConditionScores(NamedTuple):
     """Scores of a condition, and their counts by PAV step, from one pass over its blocks.
 
-    ``trials``: every score, or the middle of every bin and its counts. ``counts`` for what follows from PAV.
-    ``make_finder(tables)`` returns a function from scores to the values of tables with one entry per step.
-    ``has_unordered_pairs``: each unordered pair was counted once. ``worst_counts`` bound the error by binning.
+    ``trials``: every score, or the middle of every bin and its counts. ``counts`` for what follows
+    from PAV. ``make_finder(tables)`` returns a function from scores to the values of tables with
+    one entry per step. ``has_unordered_pairs``: each unordered pair was counted once.
+    ``worst_counts`` bound the error by binning.
     """
 
     trials: OrderedScores | CountedScores
@@ -62,35 +67,47 @@ class ConditionScores(NamedTuple):
         return not bool(self.counts.ascending.targets.isnan().any())
 
     def laplace_llr_of_steps(self) -> Tensor:
-        """Return the log-likelihood ratio of every step under Laplace's rule, with every pair counted in both orders.
+        """Return the log-likelihood ratio of every step under Laplace's rule, with every pair
+        counted in both orders.
 
-        The labels that Laplace's rule adds then weigh as much within a side as between sides, so that a system that
-        changes nothing keeps all similarities.
+        The labels that Laplace's rule adds then weigh as much within a side as between sides, so
+        that a system that changes nothing keeps all similarities.
         """
         return self.counts.ascending.laplace_llr(2 if self.has_unordered_pairs else 1)
 
 
 def collect_pair_scores(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionScores:
-    """Return the scores of a condition; with ``bandwidth`` smoothly and with a graph, so that all are kept."""
+    """Return the scores of a condition; with ``bandwidth`` smoothly and with a graph, so that all
+    are kept.
+    """
     if bandwidth is not None:
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
         pairs.round_and_keep_blocks()
-        return _score_ordered(OrderedScores(*map(sort_scores, pairs.nontarget_and_target_scores())), pairs.is_same_rows)
+        return _score_ordered(
+            OrderedScores(*map(sort_scores, pairs.nontarget_and_target_scores())),
+            pairs.is_same_rows,
+        )
     return _bin_scores(pairs)
 
 
-def collect_trial_scores(scores: Tensor, is_target: Tensor, has_unordered_pairs: bool = False) -> ConditionScores:
+def collect_trial_scores(
+    scores: Tensor, is_target: Tensor, has_unordered_pairs: bool = False
+) -> ConditionScores:
     """Sort and count given scores ``(P,)``; none are binned.
 
     ``has_unordered_pairs``: each unordered pair occurs once.
     """
-    return _score_ordered(sort_by_class(at_least_float32(scores.detach()), is_target), has_unordered_pairs)
+    return _score_ordered(
+        sort_by_class(at_least_float32(scores.detach()), is_target), has_unordered_pairs
+    )
 
 
 def _score_ordered(trials: OrderedScores, has_unordered_pairs: bool) -> ConditionScores:
     counts = count_ordered(trials)
-    return ConditionScores(trials, counts, partial(make_finder, counts.ascending), has_unordered_pairs)
+    return ConditionScores(
+        trials, counts, partial(make_finder, counts.ascending), has_unordered_pairs
+    )
 
 
 def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
@@ -99,24 +116,30 @@ def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
     counts = count_smoothly(grid, scores, is_target)
 
     def make_finder(tables: Sequence[Tensor]) -> Finder:
-        return lambda values: [interpolate_smoothed(grid, table, values.flatten()).view_as(values) for table in tables]
+        return lambda values: [
+            interpolate_smoothed(grid, table, values.flatten()).view_as(values) for table in tables
+        ]
 
     trials = CountedScores(scores, torch.stack([~is_target, is_target]))
     return ConditionScores(trials, counts, make_finder, pairs.is_same_rows)
 
 
 class _TailedScoreAxis(NamedTuple):
-    """Bins of the score axis: equal ones where most scores lie, and ever wider ones beyond on either side.
+    """Bins of the score axis: equal ones where most scores lie, and ever wider ones beyond on
+    either side.
 
-    One outlier then costs the others no resolution, and no score lies outside. Equal bins are numbered first, so that
-    most scores need no offset; then come those above and, lowest first, those below.
+    One outlier then costs the others no resolution, and no score lies outside. Equal bins are
+    numbered first, so that most scores need no offset; then come those above and, lowest first,
+    those below.
     """
 
     low: Tensor  # where the equal bins begin
     scale: Tensor  # bins per unit of score
 
     def bin_in_place(self, scores: Tensor) -> Tensor:
-        """Return the bin of every score, in their shape; NaN has the last one. Overwrites the scores."""
+        """Return the bin of every score, in their shape; NaN has the last one. Overwrites the
+        scores.
+        """
         x = scores.sub_(self.low).mul_(self.scale)
         # On a CPU it costs little to check whether all scores are inside; a GPU would have to wait.
         if x.device.type == "cpu" and x.numel():
@@ -136,7 +159,9 @@ class _TailedScoreAxis(NamedTuple):
         steps = torch.arange(1, _TAIL, device=self.low.device, dtype=wide_dtype(self.low.device))
         tail = _BINS * torch.expm1(steps * (math.log(2) / _PER_OCTAVE))
         middle = torch.arange(_BINS + 1, device=self.low.device, dtype=tail.dtype)
-        return widen(self.low) + torch.cat([-tail.flip(0), middle, _BINS + tail]) / widen(self.scale)
+        return widen(self.low) + torch.cat([-tail.flip(0), middle, _BINS + tail]) / widen(
+            self.scale
+        )
 
 
 def _lay_axis(sample: Tensor) -> _TailedScoreAxis:
@@ -144,15 +169,20 @@ def _lay_axis(sample: Tensor) -> _TailedScoreAxis:
     ordered = sort_scores(sample[sample.isfinite()])
     if len(ordered) == 0:
         ordered = sample.new_zeros(1)
-    low, first, middle, last, high = (ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1))
+    low, first, middle, last, high = (
+        ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1)
+    )
     low = torch.maximum(low, middle - _OUTLIER * (middle - first))
     high = torch.minimum(high, middle + _OUTLIER * (last - middle))
     margin = _MARGIN * (high - low) + torch.finfo(low.dtype).tiny ** 0.5
     return _TailedScoreAxis(low - margin, _BINS / (high - low + 2 * margin))
 
 
-def collect_block_scores(sample: Tensor, blocks: Iterable[tuple[Tensor, Tensor]]) -> ConditionScores:
-    """Return given scores in fine histograms: blocks of scores, which are overwritten, and whether each is a target.
+def collect_block_scores(
+    sample: Tensor, blocks: Iterable[tuple[Tensor, Tensor]]
+) -> ConditionScores:
+    """Return given scores in fine histograms: blocks of scores, which are overwritten, and whether
+    each is a target.
 
     ``sample``: some of the scores, which say where the bins are to be.
     """
@@ -178,7 +208,9 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
     return _count_histogram(axis, by_class, pairs.is_same_rows)
 
 
-def _count_histogram(axis: _TailedScoreAxis, by_class: Tensor, has_unordered_pairs: bool) -> ConditionScores:
+def _count_histogram(
+    axis: _TailedScoreAxis, by_class: Tensor, has_unordered_pairs: bool
+) -> ConditionScores:
     """Return the scores in a histogram of non-targets and targets, whose last column counts NaN."""
     by_class, has_nan = by_class[:, :-1].roll(_TAIL, 1), by_class[:, -1].sum() > 0
     edges = axis.edges()
@@ -188,7 +220,9 @@ def _count_histogram(axis: _TailedScoreAxis, by_class: Tensor, has_unordered_pai
     step_of_bin = (counts.ascending.targets > 0).cumsum(0)  # among the merged steps
 
     def make_finder(tables: Sequence[Tensor]) -> Finder:
-        per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
+        per_bin = [
+            pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables
+        ]
 
         def find(scores: Tensor) -> list[Tensor]:
             slots = axis.bin_in_place(scores)

@@ -11,10 +11,12 @@ from vpmetrics._utterances.utterances import add_counts
 
 
 class SumsWithoutGroups:
-    """Sums over trials in numbered slots, such as cells of the score axis; the only counting "without group g".
+    """Sums over trials in numbered slots, such as cells of the score axis; the only counting
+    "without group g".
 
-    What is left without a group is the sum of all trials less that of the trials that the group takes part in. A trial
-    of two speakers belongs to the groups of both; where that is one group, it is one trial of it.
+    What is left without a group is the sum of all trials less that of the trials that the group
+    takes part in. A trial of two speakers belongs to the groups of both; where that is one group,
+    it is one trial of it.
 
     Args:
         num_groups: Number of jackknife groups; a speaker in group ``num_groups`` is never left out.
@@ -23,8 +25,11 @@ class SumsWithoutGroups:
         device: Device of the trials.
     """
 
-    def __init__(self, num_groups: int, num_slots: int, dtype: torch.dtype, device: torch.device) -> None:
-        # Row 0: all trials; then those of each group; the last row is unused, of those that are never left out.
+    def __init__(
+        self, num_groups: int, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        # Row 0: all trials; then those of each group; the last row is unused, of those that are
+        # never left out.
         self._table = torch.zeros(num_groups + 2, num_slots, dtype=dtype, device=device)
 
     @property
@@ -47,10 +52,16 @@ class SumsWithoutGroups:
         slots = [slot, slot + num_slots * (1 + first_group)]
         if second_group is not None:
             slot_of_second = slot + num_slots * (1 + second_group)
-            slots.append(torch.where(first_group == second_group, self._unused_slot, slot_of_second))
+            slots.append(
+                torch.where(first_group == second_group, self._unused_slot, slot_of_second)
+            )
         table = self._table.view(-1)
         for places in slots:
-            kept = places if is_excluded is None else places.masked_fill(is_excluded, self._unused_slot)
+            kept = (
+                places
+                if is_excluded is None
+                else places.masked_fill(is_excluded, self._unused_slot)
+            )
             if values is None:
                 add_counts(table, kept)
             else:

@@ -1,9 +1,11 @@
-"""The leave-one-speaker-out jackknife: replicates of every number, and confidence intervals from them.
+"""The leave-one-speaker-out jackknife: replicates of every number, and confidence intervals from
+them.
 
-Trials share speakers, so they are not independent. Speakers are left out instead, one after the other, with all their
-trials. Every trial is counted in its cell of the score axis, once in all and once for each of its speakers; the trials
-without a speaker are the difference of two histograms, and one batched PAV calibrates all of them. Targets are all
-counted. Non-targets of large sets are thinned, since every speaker still has thousands.
+Trials share speakers, so they are not independent. Speakers are left out instead, one after the
+other, with all their trials. Every trial is counted in its cell of the score axis, once in all and
+once for each of its speakers; the trials without a speaker are the difference of two histograms,
+and one batched PAV calibrates all of them. Targets are all counted. Non-targets of large sets are
+thinned, since every speaker still has thousands.
 """
 
 from __future__ import annotations
@@ -21,10 +23,20 @@ from torch.nn.functional import logsigmoid
 
 from vpmetrics._scores.condition_scores import ConditionScores
 from vpmetrics._scores.group_sums import SumsWithoutGroups
-from vpmetrics._scores.measures import SCORE_MEASURES, linkability_edges, minimum_cross_entropy, prior_entropy
+from vpmetrics._scores.measures import (
+    SCORE_MEASURES,
+    linkability_edges,
+    minimum_cross_entropy,
+    prior_entropy,
+)
 from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.registry import scalar
-from vpmetrics._scores.score_counts import CountedScores, ScoresAndSteps, mean_costs_between, steps_of_both_signs
+from vpmetrics._scores.score_counts import (
+    CountedScores,
+    ScoresAndSteps,
+    mean_costs_between,
+    steps_of_both_signs,
+)
 from vpmetrics._scores.speaker_similarity import SimilaritySummary
 from vpmetrics._util.dtypes import widen
 from vpmetrics._util.scalar import CI_SUFFIXES
@@ -39,10 +51,11 @@ _MOST_PAIRS = 1 << 23  # non-target pairs that are counted
 
 
 class JackknifeGroups(NamedTuple):
-    """Groups of speakers that are left out together: one speaker each, or several where there are many.
+    """Groups of speakers that are left out together: one speaker each, or several where there are
+    many.
 
-    ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, ``num_groups`` for those never left out;
-    ``size``: speakers in each group.
+    ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, ``num_groups`` for those never left
+    out; ``size``: speakers in each group.
     """
 
     labels: Tensor
@@ -56,19 +69,27 @@ class JackknifeGroups(NamedTuple):
         return (len(self.labels) - self.size) / max(self.size, 1)
 
     def matches(self, other: JackknifeGroups) -> bool:
-        """Return whether both leave out the same speakers; labels may differ, the order of speakers may not."""
+        """Return whether both leave out the same speakers; labels may differ, the order of speakers
+        may not.
+        """
         return torch.equal(self.group_of_label, other.group_of_label)
 
     def find_groups(self, labels: Tensor) -> Tensor:
-        """Return the group of each speaker label; ``num_groups`` for a speaker who is never left out."""
+        """Return the group of each speaker label; ``num_groups`` for a speaker who is never left
+        out.
+        """
         if len(self.labels) == 0:
             return torch.full_like(labels, self.num_groups)
         place = torch.searchsorted(self.labels, labels.contiguous()).clamp(max=len(self.labels) - 1)
-        return torch.where(self.labels[place] == labels, self.group_of_label[place], self.num_groups)
+        return torch.where(
+            self.labels[place] == labels, self.group_of_label[place], self.num_groups
+        )
 
 
 def group_speakers(data: EvaluationData) -> JackknifeGroups:
-    """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data is left out once."""
+    """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data
+    is left out once.
+    """
     labels, place = data.speakers.unique(return_inverse=True)
     if len(labels) <= MOST_GROUPS:
         return split_labels_into_groups(labels)
@@ -79,34 +100,53 @@ def group_speakers(data: EvaluationData) -> JackknifeGroups:
 
 
 def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
-    """Assign ascending labels to groups in a given order; else by labels alone, the same groups for every system."""
+    """Assign ascending labels to groups in a given order; else by labels alone, the same groups for
+    every system.
+    """
     number = min(len(labels), MOST_GROUPS)
     size = len(labels) // max(number, 1)
     if order is None:
         order = torch.arange(len(labels), device=labels.device)
         if number < len(labels):
-            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
-    return JackknifeGroups(labels, torch.where(order < number * size, order % max(number, 1), number), number, size)
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(
+                labels.device
+            )
+    return JackknifeGroups(
+        labels, torch.where(order < number * size, order % max(number, 1), number), number, size
+    )
 
 
 class CountingCells:
-    """Cells to count replicates in, of about equally many trials; edges are those of PAV steps and linkability bins."""
+    """Cells to count replicates in, of about equally many trials; edges are those of PAV steps and
+    linkability bins.
+    """
 
     def __init__(self, scores: ConditionScores, max_cells: int = _CELLS) -> None:
         steps, self.trials = scores.counts.ascending, scores.trials
-        share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (2 * steps.nontargets.sum())
+        share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (
+            2 * steps.nontargets.sum()
+        )
         number = ((share.cumsum(0) - share) * max_cells).nan_to_num().round(decimals=6).floor()
         edges = widen(steps.edges)[number[1:] > number[:-1]]
         with suppress_warnings():
             self.linkability_edges = linkability_edges(scores.trials)
         links = widen(self.linkability_edges)
         self.edges = torch.cat([edges, links[links.isfinite()]]).unique()
-        low, high = (self.edges[0], self.edges[-1]) if len(self.edges) else self.edges.new_tensor([0.0, 1.0])
-        self.low, self.scale = low, (_FINE_BINS - 4) / (high - low).clamp(min=torch.finfo(low.dtype).tiny)
+        low, high = (
+            (self.edges[0], self.edges[-1])
+            if len(self.edges)
+            else self.edges.new_tensor([0.0, 1.0])
+        )
+        self.low, self.scale = (
+            low,
+            (_FINE_BINS - 4) / (high - low).clamp(min=torch.finfo(low.dtype).tiny),
+        )
         if len(steps.edges) <= max_cells // 2:
-            # Separate few targets from the non-targets just above: PAV of the negated scores needs that edge.
+            # Separate few targets from the non-targets just above: PAV of the negated scores needs
+            # that edge.
             self.edges = torch.cat([self.edges, widen(steps.edges) + 2 / self.scale]).unique()
-        # A step begins at a target, so a fine bin that contains an edge belongs to the cell above that edge.
+        # A step begins at a target, so a fine bin that contains an edge belongs to the cell above
+        # that edge.
         fine_bins = torch.arange(_FINE_BINS, device=low.device)
         self.cell_of_bin = torch.searchsorted(self.edges, low + fine_bins / self.scale)
         reached = torch.cat([widen(torch.stack(scores.trials.span_or_nan())), self.edges])
@@ -115,7 +155,12 @@ class CountingCells:
 
     def find_cells(self, scores: Tensor) -> Tensor:
         """Return the cell index of every score, in the shape of ``scores``."""
-        x = (scores - self.low.to(scores.dtype)).mul_(self.scale.to(scores.dtype)).add_(1).nan_to_num_()
+        x = (
+            (scores - self.low.to(scores.dtype))
+            .mul_(self.scale.to(scores.dtype))
+            .add_(1)
+            .nan_to_num_()
+        )
         bins = x.clamp_(0, _FINE_BINS - 1).to(torch.int32)
         return self.cell_of_bin.index_select(0, bins.flatten()).view(x.shape)
 
@@ -124,8 +169,8 @@ class CountingCells:
 class ReplicateCellCounts:
     """Trials per cell of the score axis, ``(1 + G, C)``: of all speakers, then without each group.
 
-    ``similarity_weights`` ``(2, 2, C)``: derivatives of the mean similarity and of the mean of its logarithm, within
-    and between speakers, with respect to the calibrated value of each cell.
+    ``similarity_weights`` ``(2, 2, C)``: derivatives of the mean similarity and of the mean of its
+    logarithm, within and between speakers, with respect to the calibrated value of each cell.
     """
 
     cells: CountingCells
@@ -136,8 +181,13 @@ class ReplicateCellCounts:
 
     @cached_property
     def min_speakers_per_class(self) -> int:
-        """The smaller of two numbers of speakers (or groups): with target trials, and with non-target trials."""
-        return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
+        """The smaller of two numbers of speakers (or groups): with target trials, and with
+        non-target trials.
+        """
+        return min(
+            int((counts[1:] != counts[:1]).any(1).sum())
+            for counts in (self.targets, self.nontargets)
+        )
 
     @cached_property
     def measure_input(self) -> ScoresAndSteps:
@@ -145,13 +195,19 @@ class ReplicateCellCounts:
         cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
         costs = partial(mean_costs_between, cells.trials, cells.edges, cells.values)
         trials = CountedScores(cells.values, counts, costs)
-        return ScoresAndSteps(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
+        return ScoresAndSteps(
+            trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges
+        )
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""
         measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
         with suppress_warnings():
-            replicates = {measure.key: measure(self.measure_input) for measure in measures if measure.has_interval}
+            replicates = {
+                measure.key: measure(self.measure_input)
+                for measure in measures
+                if measure.has_interval
+            }
         return make_jackknife(replicates, self.groups, self.min_speakers_per_class)
 
 
@@ -166,7 +222,8 @@ def count_replicates(
 ) -> ReplicateCellCounts:
     """Return the counts of all speakers and without each group, for defined scores.
 
-    ``speakers`` ``(S,)``: the labels that ``speaker_index`` refers to. With ``summary`` also similarity weights.
+    ``speakers`` ``(S,)``: the labels that ``speaker_index`` refers to. With ``summary`` also
+    similarity weights.
     """
     cells = CountingCells(scores)
     group_of_speaker = groups.find_groups(speakers)
@@ -202,13 +259,16 @@ def count_replicates(
 
     target_counts = widen(targets.of_all_and_without_groups())
     nontarget_counts = widen(nontargets.of_all_and_without_groups())
-    nontarget_counts = nontarget_counts * (scores.counts.ascending.nontargets.sum() / nontarget_counts[0].sum())
+    nontarget_counts = nontarget_counts * (
+        scores.counts.ascending.nontargets.sum() / nontarget_counts[0].sum()
+    )
     similarity_weights = None if weights is None else weights.within_and_between()
     return ReplicateCellCounts(cells, target_counts, nontarget_counts, groups, similarity_weights)
 
 
 class _SimilarityWeights:
-    """Derivatives of mean similarities by the calibrated value of each cell, from the trials in the cell.
+    """Derivatives of mean similarities by the calibrated value of each cell, from the trials in the
+    cell.
 
     A pair of speakers, or a speaker, weighs the same however many trials it has.
 
@@ -220,7 +280,11 @@ class _SimilarityWeights:
     """
 
     def __init__(
-        self, pairs: PairBlocks, thinned: PairBlocks, cells: CountingCells, slopes: tuple[Tensor, Tensor]
+        self,
+        pairs: PairBlocks,
+        thinned: PairBlocks,
+        cells: CountingCells,
+        slopes: tuple[Tensor, Tensor],
     ) -> None:
         within_slope, self._between_slope = slopes
         num_targets = pairs.count_targets()
@@ -268,8 +332,9 @@ def count_trial_replicates(
 ) -> ReplicateCellCounts:
     """Return what :func:`count_replicates` returns, for given trials ``(P,)``.
 
-    ``speaker_places`` ``(2, P)``: indices into ``groups.labels``, of both sides. ``similarity_slopes`` ``(2, P)``:
-    derivatives of the mean similarities by the calibrated value of each trial.
+    ``speaker_places`` ``(2, P)``: indices into ``groups.labels``, of both sides.
+    ``similarity_slopes`` ``(2, P)``: derivatives of the mean similarities by the calibrated value
+    of each trial.
     """
     cells = CountingCells(scores)
     cell = torch.searchsorted(cells.edges, widen(preds), right=True)
@@ -283,16 +348,20 @@ def count_trial_replicates(
         if similarity_slopes is not None:
             empty = counts[0].new_zeros(2, cells.num_cells)
             weights.append(empty.index_add(1, cell[is_of_class], similarity_slopes[:, is_of_class]))
-    return ReplicateCellCounts(cells, counts[0], counts[1], groups, torch.stack(weights) if weights else None)
+    return ReplicateCellCounts(
+        cells, counts[0], counts[1], groups, torch.stack(weights) if weights else None
+    )
 
 
 def differentiate_similarity_by_llr(
     summary: SimilaritySummary, matrix: Tensor | None, similarity: str
 ) -> tuple[Tensor, Tensor]:
-    """Return derivatives of similarities and their logarithms, within and between speakers: ``(2, S)``, ``(2, S, S)``.
+    """Return derivatives of similarities and their logarithms, within and between speakers: ``(2,
+    S)``, ``(2, S, S)``.
 
-    A similarity is a function of a mean of calibrated values; the derivatives are with respect to this mean. Without a
-    matrix, the mean similarity stands for every pair of two speakers, ``(2, 1, 1)``.
+    A similarity is a function of a mean of calibrated values; the derivatives are with respect to
+    this mean. Without a matrix, the mean similarity stands for every pair of two speakers, ``(2, 1,
+    1)``.
     """
     between = summary.between_speakers.nanmean().view(1, 1) if matrix is None else matrix
     values = summary.within_speaker.nan_to_num(0), between.nan_to_num(0)
@@ -312,8 +381,9 @@ def replicate_diagonal_dominance(
 ) -> dict[str, Tensor]:
     """Return diagonal dominance of all speakers and then without each group, ``(1 + G,)``.
 
-    Without a group the calibration changes, and with it the similarities of all other speakers. That is computed to
-    first order: every cell adds the change of its calibrated value, weighted by the trials that are left in it.
+    Without a group the calibration changes, and with it the similarities of all other speakers.
+    That is computed to first order: every cell adds the change of its calibrated value, weighted by
+    the trials that are left in it.
     """
     assert counts.similarity_weights is not None
     calibrated = counts.measure_input.counts.ascending.laplace_llr(2 if has_unordered_pairs else 1)
@@ -323,16 +393,22 @@ def replicate_diagonal_dominance(
     diagonal = torch.stack([own, own.log2(), torch.ones_like(own)]).masked_fill(own.isnan(), 0)
     by_speaker = torch.cat([diagonal, summary.pair_sums])  # (6, S)
     totals = by_speaker.sum(1, keepdim=True)
-    sums_of_speakers = SumsWithoutGroups(counts.groups.num_groups, 6, by_speaker.dtype, by_speaker.device)
+    sums_of_speakers = SumsWithoutGroups(
+        counts.groups.num_groups, 6, by_speaker.dtype, by_speaker.device
+    )
     slot = torch.arange(6, device=by_speaker.device)[:, None].expand_as(by_speaker)
     sums_of_speakers.add(slot, group_of_speaker, values=by_speaker)
     sums = sums_of_speakers.of_all_and_without_groups().T
     within, log_within, speakers = sums[:3]
-    pairs, between, log_between = sums[3:] - totals[3:] / 2  # a pair counts for both of its speakers
+    # a pair counts for both of its speakers
+    pairs, between, log_between = sums[3:] - totals[3:] / 2
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
     for trials, weights, units in zip(
-        (counts.targets, counts.nontargets), counts.similarity_weights, (speakers, pairs), strict=True
+        (counts.targets, counts.nontargets),
+        counts.similarity_weights,
+        (speakers, pairs),
+        strict=True,
     ):
         per_trial = torch.where(trials[0] > 0, weights / trials[0], 0)
         shares.append(per_trial[:, None] * trials * (units[0] / units)[:, None])
@@ -343,8 +419,8 @@ def replicate_diagonal_dominance(
 class Jackknife(NamedTuple):
     """Changes of numbers when speakers are left out.
 
-    ``changes``: by how much each number differs without each group, ``(G,)``. ``bias``: by how much it is too large
-    since it was fitted to the data it is measured on.
+    ``changes``: by how much each number differs without each group, ``(G,)``. ``bias``: by how much
+    it is too large since it was fitted to the data it is measured on.
     """
 
     changes: dict[str, Tensor]
@@ -353,10 +429,13 @@ class Jackknife(NamedTuple):
 
 
 def check_enough_speakers(number: int) -> bool:
-    """Return whether ``number`` speakers with trials of each kind suffice for intervals; warn if not."""
+    """Return whether ``number`` speakers with trials of each kind suffice for intervals; warn if
+    not.
+    """
     if number < FEWEST_SPEAKERS:
         warn_undefined(
-            f"Intervals need {FEWEST_SPEAKERS} speakers with target trials, and as many with non-target trials."
+            f"Intervals need {FEWEST_SPEAKERS} speakers with target trials, and as many with"
+            " non-target trials."
         )
     return number >= FEWEST_SPEAKERS
 
@@ -364,15 +443,23 @@ def check_enough_speakers(number: int) -> bool:
 def make_jackknife(
     replicates: Mapping[str, Tensor], groups: JackknifeGroups, num_speakers: int | None = None
 ) -> Jackknife:
-    """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``.
+    """Return the jackknife of numbers known of all speakers and then without each group, ``(1 +
+    G,)``.
 
-    ``num_speakers``: the smaller number, with target or with non-target trials; None where all have both.
+    ``num_speakers``: the smaller number, with target or with non-target trials; None where all have
+    both.
     """
     changes = {key: each[1:] - each[0] for key, each in replicates.items()}
-    if changes and not check_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):
+    if changes and not check_enough_speakers(
+        len(groups.labels) if num_speakers is None else num_speakers
+    ):
         changes = {key: torch.full_like(each, torch.nan) for key, each in changes.items()}
-    corrected = [key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected]
-    return Jackknife(changes, {key: groups.kept_over_dropped * changes[key].mean() for key in corrected}, groups)
+    corrected = [
+        key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected
+    ]
+    return Jackknife(
+        changes, {key: groups.kept_over_dropped * changes[key].mean() for key in corrected}, groups
+    )
 
 
 def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
@@ -382,12 +469,22 @@ def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
     return Jackknife(changes, bias, parts[0].groups)
 
 
-def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, confidence: float) -> dict[str, Tensor]:
-    """Return values, and both ends of each that has an interval: NaN without a jackknife, or where undefined."""
+def add_intervals(
+    values: Mapping[str, Tensor], jackknife: Jackknife | None, confidence: float
+) -> dict[str, Tensor]:
+    """Return values, and both ends of each that has an interval: NaN without a jackknife, or where
+    undefined.
+    """
     known_keys: list[str] = []
     if jackknife is not None:
-        known_keys = [key for key in values if key in jackknife.changes and scalar(key).has_interval]
-    ends = _intervals_of_keys(values, jackknife, known_keys, confidence) if jackknife is not None and known_keys else {}
+        known_keys = [
+            key for key in values if key in jackknife.changes and scalar(key).has_interval
+        ]
+    ends = (
+        _intervals_of_keys(values, jackknife, known_keys, confidence)
+        if jackknife is not None and known_keys
+        else {}
+    )
     result: dict[str, Tensor] = {}
     for key, value in values.items():
         result[key] = value
@@ -441,7 +538,9 @@ def profile_interval(
     replicates = torch.cat(columns, dim=1).T
     replicates = profile[:, None] + replicates[:, 1:] - replicates[:, :1]
     highest = prior_entropy(prior_log_odds)
-    return jackknife_interval(profile, replicates, confidence, 0.0, highest, counts.groups.kept_over_dropped)
+    return jackknife_interval(
+        profile, replicates, confidence, 0.0, highest, counts.groups.kept_over_dropped
+    )
 
 
 def jackknife_interval(
@@ -462,14 +561,14 @@ def jackknife_interval(
         \sigma^2 = \frac{r}{G} \sum_g (\theta_{(g)} - \overline{\theta_{(\cdot)}})^2, \quad
         \hat\theta \pm t_{G - 1} \sigma
 
-    where :math:`r` is speakers kept over speakers left out. The ends stay within the range of the number, and the
-    interval always holds :math:`\theta`. Where no replicate differs from a value at one end of its range, the interval
-    is a Clopper-Pearson bound.
+    where :math:`r` is speakers kept over speakers left out. The ends stay within the range of the
+    number, and the interval always holds :math:`\theta`. Where no replicate differs from a value at
+    one end of its range, the interval is a Clopper-Pearson bound.
 
     Args:
         value: The numbers, ``(...)``.
-        replicates: The numbers without each group, ``(..., G)``; ends are NaN where one is undefined, or for fewer
-            than 3.
+        replicates: The numbers without each group, ``(..., G)``; ends are NaN where one is
+            undefined, or for fewer than 3.
         confidence: Confidence level.
         lowest: Lower end of the range of each number.
         highest: Upper end of the range of each number.
@@ -485,13 +584,17 @@ def jackknife_interval(
     high = torch.maximum(estimate + reach, wide + bound)
     lowest_end = torch.as_tensor(lowest, dtype=wide.dtype, device=wide.device)
     highest_end = torch.as_tensor(highest, dtype=wide.dtype, device=wide.device)
-    return low.clamp(lowest_end, highest_end).to(value.dtype), high.clamp(lowest_end, highest_end).to(value.dtype)
+    return low.clamp(lowest_end, highest_end).to(value.dtype), high.clamp(
+        lowest_end, highest_end
+    ).to(value.dtype)
 
 
 def _jackknife_estimate(
     value: Tensor, replicates: Tensor, kept_over_dropped: float | None, bias: Tensor | float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the values without their bias, and their standard errors; NaN for fewer than three replicates."""
+    """Return the values without their bias, and their standard errors; NaN for fewer than three
+    replicates.
+    """
     value = widen(value.detach())
     replicates = widen(replicates.detach())
     num_groups = replicates.shape[-1]
@@ -513,12 +616,16 @@ def clopper_pearson_or_0(
     lowest: Tensor | float,
     highest: Tensor | float,
 ) -> Tensor:
-    """Return the reach of a Clopper-Pearson bound for a value at one end of its range that no replicate moves; else 0.
+    """Return the reach of a Clopper-Pearson bound for a value at one end of its range that no
+    replicate moves; else 0.
 
-    A share p of all speakers is absent among n speakers with the probability (1 - p) to the n-th power.
+    A share p of all speakers is absent among n speakers with the probability (1 - p) to the n-th
+    power.
 
     Example:
-        >>> round(float(clopper_pearson_or_0(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2)
+        >>> round(
+        ...     float(clopper_pearson_or_0(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2
+        ... )
         0.14
     """
     if speakers == 0:
@@ -535,7 +642,8 @@ def clopper_pearson_or_0(
 
 @cache
 def students_t_quantile(confidence: float, freedom: int) -> float:
-    """Return the bound that the size of a Student's t variable does not exceed with this probability.
+    """Return the bound that the size of a Student's t variable does not exceed with this
+    probability.
 
     Example:
         >>> round(students_t_quantile(0.95, 19), 3), round(students_t_quantile(0.95, 1), 2)
@@ -546,11 +654,17 @@ def students_t_quantile(confidence: float, freedom: int) -> float:
     def t_at(angle_step: int) -> float:
         return math.sqrt(freedom) * math.tan(math.pi / 2 * angle_step / steps)
 
-    return t_at(bisect_left(range(steps), confidence, key=lambda step: two_sided_t_probability(t_at(step), freedom)))
+    return t_at(
+        bisect_left(
+            range(steps), confidence, key=lambda step: two_sided_t_probability(t_at(step), freedom)
+        )
+    )
 
 
 def two_sided_t_probability(t: float, freedom: int) -> float:
-    """Return the probability of a Student's t variable of at most ``t`` in size (Abramowitz and Stegun, 26.7.3-4)."""
+    """Return the probability of a Student's t variable of at most ``t`` in size (Abramowitz and
+    Stegun, 26.7.3-4).
+    """
     angle = math.atan(t / math.sqrt(freedom))
     cosine, total, is_odd = math.cos(angle), 0.0, freedom % 2
     term = cosine if is_odd else 1.0
@@ -562,7 +676,9 @@ def two_sided_t_probability(t: float, freedom: int) -> float:
 
 
 class Difference(NamedTuple):
-    """By how much a number of one system exceeds that of another, with its interval and the probability to be below."""
+    """By how much a number of one system exceeds that of another, with its interval and the
+    probability to be below.
+    """
 
     value: Tensor
     low: Tensor
@@ -576,9 +692,13 @@ class Difference(NamedTuple):
 
 
 def paired_difference(
-    key: str, values: tuple[Tensor, Tensor], jackknives: tuple[Jackknife, Jackknife], confidence: float
+    key: str,
+    values: tuple[Tensor, Tensor],
+    jackknives: tuple[Jackknife, Jackknife],
+    confidence: float,
 ) -> Difference:
-    """Return the difference of two systems on the same speakers, with the same ones left out of both.
+    """Return the difference of two systems on the same speakers, with the same ones left out of
+    both.
 
     A speaker who is hard in both systems cancels in their difference.
     """
@@ -592,10 +712,14 @@ def paired_difference(
     return Difference(value, *ends, _probability_below_0(value, replicates, ratio, bias))
 
 
-def _probability_below_0(value: Tensor, replicates: Tensor, kept_over_dropped: float, bias: Tensor) -> Tensor:
+def _probability_below_0(
+    value: Tensor, replicates: Tensor, kept_over_dropped: float, bias: Tensor
+) -> Tensor:
     """Return the probability that a number is below 0; 1/2 where no replicate differs from 0."""
     estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
     if not bool(error > 0):
         return torch.where(estimate.isnan() | error.isnan(), torch.nan, 0.5 - estimate.sign() / 2)
     t = float(-estimate / error)
-    return torch.full_like(estimate, 0.5 + math.copysign(two_sided_t_probability(abs(t), len(replicates) - 1), t) / 2)
+    return torch.full_like(
+        estimate, 0.5 + math.copysign(two_sided_t_probability(abs(t), len(replicates) - 1), t) / 2
+    )

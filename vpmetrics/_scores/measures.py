@@ -1,7 +1,9 @@
-"""The registry of score measures, and the formulas behind them: each is a function of counted trials.
+"""The registry of score measures, and the formulas behind them: each is a function of counted
+trials.
 
 Report, confidence intervals, binned metrics, tables, JSON schema, help and tests derive from
-:data:`SCORE_MEASURES`. To add one, write its formula and its entry here, its slow reference and its test.
+:data:`SCORE_MEASURES`. To add one, write its formula and its entry here, its slow reference and its
+test.
 """
 
 from __future__ import annotations
@@ -23,11 +25,22 @@ from vpmetrics._scores.score_counts import (
     weighted_mean,
 )
 from vpmetrics._util.dtypes import widen
-from vpmetrics._util.scalar import BITS, FULL_DISCLOSURE, LOG10, PERCENT, PLAIN, TAG, TAG_BOUNDS, TAG_LETTERS, Scalar
+from vpmetrics._util.scalar import (
+    BITS,
+    FULL_DISCLOSURE,
+    LOG10,
+    PERCENT,
+    PLAIN,
+    TAG,
+    TAG_BOUNDS,
+    TAG_LETTERS,
+    Scalar,
+)
 from vpmetrics._util.validation import warn_first
 
 _PROFILE_CELLS = 1 << 14  # cells of the score axis that curves over the prior use
-_TARGETS_PER_BIN, _MOST_BINS = 10, 100  # of the linkability measure, as in its reference implementation
+# of the linkability measure, as in its reference implementation
+_TARGETS_PER_BIN, _MOST_BINS = 10, 100
 _FEWEST_OTHERS = 1000  # non-targets from which it is known who is found among 100 people
 _FEWEST_FALSE_ALARMS = 10  # non-targets above a threshold that make its false-alarm rate known
 
@@ -40,7 +53,8 @@ def d_ece_term(true_llr: Tensor) -> Tensor:
         Z(\infty) = \tfrac12
 
     Args:
-        true_llr: Natural-log likelihood ratios for the true class, of any shape: those of non-targets negated.
+        true_llr: Natural-log likelihood ratios for the true class, of any shape: those of
+            non-targets negated.
 
     Returns:
         Values of the same shape, at most 1/2.
@@ -49,7 +63,8 @@ def d_ece_term(true_llr: Tensor) -> Tensor:
         >>> d_ece_term(torch.tensor([-1.0, 0.0, 1.0, torch.inf]))
         tensor([-0.4207,  0.0000,  0.2567,  0.5000])
     """
-    # The closed form cancels near 0; the branch not taken must stay finite, for the gradient of the one that is.
+    # The closed form cancels near 0; the branch not taken must stay finite, for the gradient of the
+    # one that is.
     is_small = true_llr.abs() < 0.02
     x = torch.where(is_small, true_llr, 0)
     series = x * (1 / 3 - x * (1 / 12 - x * (1 / 180 + x * (1 / 720 - x * (1 / 5040 + x / 30240)))))
@@ -67,12 +82,18 @@ def expected_disclosure(steps: Steps) -> Tensor:
 
 
 def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
-    """Return D_ECE in bits of trials with given log-likelihood ratios; NaN where a class is missing."""
-    return (d_ece_term(llr[is_target]).mean() + d_ece_term(-llr[~is_target]).mean()) / (2 * math.log(2))
+    """Return D_ECE in bits of trials with given log-likelihood ratios; NaN where a class is
+    missing.
+    """
+    return (d_ece_term(llr[is_target]).mean() + d_ece_term(-llr[~is_target]).mean()) / (
+        2 * math.log(2)
+    )
 
 
 def worst_laplace_evidence(steps: Steps) -> Tensor:
-    """Return l_w: the largest absolute log-likelihood ratio of a trial by Laplace's rule, to base 10; finite."""
+    """Return l_w: the largest absolute log-likelihood ratio of a trial by Laplace's rule, to base
+    10; finite.
+    """
     # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as empty.
     is_seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
     # Blocks that hold only the labels added by Laplace's rule are no evidence of a trial.
@@ -87,11 +108,15 @@ def tag_number(l_w: Tensor) -> Tensor:
 
 def entropy_of_costs(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:
     """Return the mean costs of both classes, in nats, weighted by the prior and added, in bits."""
-    return (prior_log_odds.sigmoid() * target_cost + (-prior_log_odds).sigmoid() * nontarget_cost) / math.log(2)
+    return (
+        prior_log_odds.sigmoid() * target_cost + (-prior_log_odds).sigmoid() * nontarget_cost
+    ) / math.log(2)
 
 
 def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
-    """Return the empirical cross-entropy of PAV-calibrated scores in bits, ``(..., P)`` for priors ``(P,)``."""
+    """Return the empirical cross-entropy of PAV-calibrated scores in bits, ``(..., P)`` for priors
+    ``(P,)``.
+    """
     llr, targets, nontargets = (part.unsqueeze(-2) for part in steps.blocks)
     odds = prior_log_odds[:, None]
     miss = weighted_mean(targets, softplus(-llr - odds))
@@ -101,22 +126,29 @@ def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
 def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor) -> Tensor:
     """Return the empirical cross-entropy in bits at each prior ``(P,)``.
 
-    ``values`` ``(V,)``: log-likelihood ratios, which occur ``counts`` ``(2, V)`` times. To limit memory, neighbours
-    among many values are merged.
+    ``values`` ``(V,)``: log-likelihood ratios, which occur ``counts`` ``(2, V)`` times. To limit
+    memory, neighbours among many values are merged.
     """
     values, counts = widen(values).expand(2, -1), widen(counts)
     finite = values[0][values[0].isfinite()]
     if values.shape[1] > _PROFILE_CELLS and len(finite):
         low, high = finite.aminmax()
-        place = (values[0] - low) * ((_PROFILE_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny))
+        place = (values[0] - low) * (
+            (_PROFILE_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny)
+        )
         # Infinite values have cells of their own.
         cell = place.nan_to_num().clamp(-1, _PROFILE_CELLS).floor().long() + 1
-        empty, sums = values.new_zeros(2, _PROFILE_CELLS + 2), torch.where(counts > 0, counts * values, 0)
+        empty, sums = (
+            values.new_zeros(2, _PROFILE_CELLS + 2),
+            torch.where(counts > 0, counts * values, 0),
+        )
         counts = empty.index_add(1, cell, counts)
         values = empty.index_add(1, cell, sums) / counts
     odds = prior_log_odds[:, None]
     miss = weighted_mean(counts[1], softplus(-values[1] - odds))
-    return entropy_of_costs(miss, weighted_mean(counts[0], softplus(values[0] + odds)), prior_log_odds)
+    return entropy_of_costs(
+        miss, weighted_mean(counts[0], softplus(values[0] + odds)), prior_log_odds
+    )
 
 
 def prior_entropy(prior_log_odds: Tensor) -> Tensor:
@@ -125,28 +157,43 @@ def prior_entropy(prior_log_odds: Tensor) -> Tensor:
 
 
 def cllr_from_sums(costs: Tensor, trials: Tensor) -> Tensor:
-    """Return Cllr in bits from costs in nats and numbers of trials, non-targets and targets ``(2, ...)``."""
+    """Return Cllr in bits from costs in nats and numbers of trials, non-targets and targets ``(2,
+    ...)``.
+    """
     value = (costs / trials).sum(0) / (2 * math.log(2))
-    warn_first({"There are no trials of one kind.": (trials == 0).any(), "Some scores are NaN.": value.isnan().any()})
+    warn_first(
+        {
+            "There are no trials of one kind.": (trials == 0).any(),
+            "Some scores are NaN.": value.isnan().any(),
+        }
+    )
     return value
 
 
 def cllr_costs_and_sizes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
+    """Return costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up
+    over batches.
+    """
     scores, is_target = widen(preds.flatten()), target.flatten().bool()
-    return CountedScores(scores, is_target == torch.arange(2, device=scores.device).unsqueeze(1)).cllr_costs_and_sizes()
+    return CountedScores(
+        scores, is_target == torch.arange(2, device=scores.device).unsqueeze(1)
+    ).cllr_costs_and_sizes()
 
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:
     """Return Cllr of PAV-calibrated scores in bits."""
-    return minimum_cross_entropy(steps, steps.targets.new_zeros(1))[..., 0].clamp(max=1)  # 1 but for rounding
+    # 1 but for rounding
+    return minimum_cross_entropy(steps, steps.targets.new_zeros(1))[..., 0].clamp(max=1)
 
 
 def eer_of_steps(steps: Steps) -> Tensor:
     """Return the equal error rate of the ROC's convex hull."""
     _, targets, nontargets = steps.blocks
     # The threshold passes one PAV block after the other, from accepting all to accepting none.
-    miss, rejected = (pad(counts.cumsum(-1), (1, 0)) / counts.sum(-1, keepdim=True) for counts in (targets, nontargets))
+    miss, rejected = (
+        pad(counts.cumsum(-1), (1, 0)) / counts.sum(-1, keepdim=True)
+        for counts in (targets, nontargets)
+    )
     return _value_at_crossing(miss - (1 - rejected), miss)
 
 
@@ -154,13 +201,18 @@ def _value_at_crossing(excess: Tensor, value: Tensor) -> Tensor:
     """Return the value, linear between points, where an ascending excess passes 0."""
     after = (excess >= 0).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
     start, end = excess.gather(-1, after - 1), excess.gather(-1, after)
-    return torch.lerp(value.gather(-1, after - 1), value.gather(-1, after), start / (start - end)).squeeze(-1)
+    return torch.lerp(
+        value.gather(-1, after - 1), value.gather(-1, after), start / (start - end)
+    ).squeeze(-1)
 
 
 def missed_and_rejected_counts(steps: Steps) -> tuple[Tensor, Tensor]:
-    """Return numbers of missed targets and rejected non-targets at ascending thresholds, ``(..., 2 S + 1)``."""
+    """Return numbers of missed targets and rejected non-targets at ascending thresholds, ``(..., 2
+    S + 1)``.
+    """
     tied = steps.nontargets if steps.tied is None else steps.tied
-    # Two parts of every step, and a threshold after each: what ties with the targets, and what lies above them.
+    # Two parts of every step, and a threshold after each: what ties with the targets, and what lies
+    # above them.
     missed = torch.stack([steps.targets, torch.zeros_like(tied)], dim=-1)
     rejected = torch.stack([tied, steps.nontargets - tied], dim=-1)
     missed, rejected = (pad(part.flatten(-2).cumsum(-1), (1, 0)) for part in (missed, rejected))
@@ -170,29 +222,42 @@ def missed_and_rejected_counts(steps: Steps) -> tuple[Tensor, Tensor]:
 def raw_eer_of_steps(steps: Steps) -> Tensor:
     """Return the equal error rate of the ROC itself, not of its convex hull."""
     missed, rejected = missed_and_rejected_counts(steps)
-    # Miss rate less false-alarm rate, times both numbers of trials: integers, so that equal rates are equal.
+    # Miss rate less false-alarm rate, times both numbers of trials: integers, so that equal rates
+    # are equal.
     excess = missed * rejected[..., -1:] - (rejected[..., -1:] - rejected) * missed[..., -1:]
     return _value_at_crossing(excess, missed) / missed[..., -1]
 
 
-def min_dcf_of_steps(steps: Steps, p_target: float = 0.01, c_miss: float = 1.0, c_fa: float = 1.0) -> Tensor:
-    """Return the minimum detection cost, normalised so that 1 is the cost of deciding without scores."""
-    # The best threshold lies between two steps: elsewhere it accepts non-targets but no more targets.
-    missed, rejected = (pad(counts.cumsum(-1), (1, 0)) for counts in (steps.targets, steps.nontargets))
+def min_dcf_of_steps(
+    steps: Steps, p_target: float = 0.01, c_miss: float = 1.0, c_fa: float = 1.0
+) -> Tensor:
+    """Return the minimum detection cost, normalised so that 1 is the cost of deciding without
+    scores.
+    """
+    # The best threshold lies between two steps: elsewhere it accepts non-targets but no more
+    # targets.
+    missed, rejected = (
+        pad(counts.cumsum(-1), (1, 0)) for counts in (steps.targets, steps.nontargets)
+    )
     false_alarm = (rejected[..., -1:] - rejected) / rejected[..., -1:]
     weights = c_miss * p_target, c_fa * (1 - p_target)
-    return ((weights[0] * missed / missed[..., -1:] + weights[1] * false_alarm) / min(weights)).amin(-1)
+    return (
+        (weights[0] * missed / missed[..., -1:] + weights[1] * false_alarm) / min(weights)
+    ).amin(-1)
 
 
 def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
-    """Return the share of targets above the threshold at which a share ``fpr`` of the non-targets lies above.
+    """Return the share of targets above the threshold at which a share ``fpr`` of the non-targets
+    lies above.
 
-    Linear between the points of the ROC at a tie; NaN where fewer than ten non-targets exceed the threshold.
+    Linear between the points of the ROC at a tie; NaN where fewer than ten non-targets exceed the
+    threshold.
     """
     missed, rejected = missed_and_rejected_counts(steps)
     number = rejected[..., -1:]
     wanted = (1 - fpr) * number
-    # The lowest threshold that rejects enough. A threshold right above a step of non-targets misses no target there.
+    # The lowest threshold that rejects enough. A threshold right above a step of non-targets misses
+    # no target there.
     after = (rejected >= wanted * (1 - 1e-12)).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
     low, high = rejected.gather(-1, after - 1), rejected.gather(-1, after)
     share = ((wanted - low) / (high - low)).clamp(0, 1).nan_to_num(1)
@@ -202,21 +267,25 @@ def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
 
 
 def choose_sign(steps_of_both_signs: StepsOfBothSigns) -> int:
-    """Return 0 where scores disclose at least as much as negated scores, else 1; 0 where neither is defined."""
+    """Return 0 where scores disclose at least as much as negated scores, else 1; 0 where neither is
+    defined.
+    """
     disclosures = torch.stack([expected_disclosure(steps) for steps in steps_of_both_signs])
     return int(disclosures.detach().nan_to_num(-torch.inf).argmax())
 
 
 def found_among_of_steps(steps: Steps, people: int = 100) -> Tensor:
-    r"""Return how often the speaker of a target trial is found among ``people`` people, the others drawn at random.
+    r"""Return how often the speaker of a target trial is found among ``people`` people, the others
+    drawn at random.
 
-    With L the share of non-targets below the score of a target, and G the share below it or equal, a target counts
+    With L the share of non-targets below the score of a target, and G the share below it or equal,
+    a target counts
 
     .. math::
         \int_0^1 (L + (G - L) u)^{n - 1} du = \frac{G^n - L^n}{n (G - L)}
 
-    the probability that none of n - 1 others, drawn at random, exceeds it, where ties are resolved by lot. NaN for
-    fewer than 1,000 non-targets.
+    the probability that none of n - 1 others, drawn at random, exceeds it, where ties are resolved
+    by lot. NaN for fewer than 1,000 non-targets.
     """
     tied = steps.nontargets if steps.tied is None else steps.tied
     number = steps.nontargets.sum(-1, keepdim=True)
@@ -225,16 +294,20 @@ def found_among_of_steps(steps: Steps, people: int = 100) -> Tensor:
     share_up_to = ((below + tied) / number).clamp(0, 1)
     width = share_up_to - share_below
     is_tied = width > 0
-    mean_of_ties = (share_up_to**people - share_below**people) / (people * torch.where(is_tied, width, 1))
+    mean_of_ties = (share_up_to**people - share_below**people) / (
+        people * torch.where(is_tied, width, 1)
+    )
     chance_of_target = torch.where(is_tied, mean_of_ties, share_below ** (people - 1))
     rate = weighted_mean(steps.targets, chance_of_target)
     return torch.where(number.squeeze(-1) < _FEWEST_OTHERS, torch.nan, rate)
 
 
 def linkability_edges(trials: OrderedScores | CountedScores) -> Tensor:
-    """Return the edges between the equal bins of the linkability measure, ``(99,)``: infinite beyond the last bin.
+    """Return the edges between the equal bins of the linkability measure, ``(99,)``: infinite
+    beyond the last bin.
 
-    NaN and one warning where it is undefined. Replicates use the bins of all trials, which come first.
+    NaN and one warning where it is undefined. Replicates use the bins of all trials, which come
+    first.
     """
     sizes, (low, high) = widen(trials.class_sizes), trials.span_or_nan()
     sizes = sizes.view(2, -1)[:, 0]
@@ -259,15 +332,21 @@ def linkability_of_bins(counts: Tensor) -> Tensor:
     return value
 
 
-def linkability_of_trials(trials: OrderedScores | CountedScores, edges: Tensor | None = None) -> Tensor:
+def linkability_of_trials(
+    trials: OrderedScores | CountedScores, edges: Tensor | None = None
+) -> Tensor:
     """Return D_sys of trials; NaN and one warning where it is undefined."""
     edges = linkability_edges(trials) if edges is None else edges
-    return torch.where(edges[0].isnan(), torch.nan, linkability_of_bins(widen(trials.count_between(edges))))
+    return torch.where(
+        edges[0].isnan(), torch.nan, linkability_of_bins(widen(trials.count_between(edges)))
+    )
 
 
 @dataclass(frozen=True)
 class ScoreMeasure(Scalar):
-    """A number of the scores of one condition: :class:`Scalar` with the function that computes it."""
+    """A number of the scores of one condition: :class:`Scalar` with the function that computes
+    it.
+    """
 
     function: Callable[[ScoresAndSteps], Tensor] = field(kw_only=True)
 
@@ -276,45 +355,134 @@ class ScoreMeasure(Scalar):
         return self.function(scored)
 
 
-_LETTERS = ", ".join(f"{letter} from {bound:g}" for letter, bound in zip(TAG_LETTERS[2:], TAG_BOUNDS, strict=True))
+_LETTERS = ", ".join(
+    f"{letter} from {bound:g}" for letter, bound in zip(TAG_LETTERS[2:], TAG_BOUNDS, strict=True)
+)
 _DISCLOSURE, _SHARE = (0.0, FULL_DISCLOSURE), (0.0, 1.0)
 
 SCORE_MEASURES = {
     measure.key: measure
     for measure in (
-        ScoreMeasure("d_ece", "D_ECE", BITS, "low", "expected disclosure: what the scores tell an attacker on average "
-                     "over all priors; 0 is perfect privacy, 0.721 full disclosure", _DISCLOSURE,
-                     is_bias_corrected=True, function=lambda scored: expected_disclosure(scored.counts.ascending)),
-        ScoreMeasure("d_ece_reversed", "D_ECE reversed", BITS, "low", "the same for an attacker who turns the sign of "
-                     "the scores; clearly above 0, the protection can be undone that way", _DISCLOSURE,
-                     is_bias_corrected=True, function=lambda scored: expected_disclosure(scored.counts.descending)),
-        ScoreMeasure("l_w", "l_w", LOG10, "low", "worst case: the strongest evidence of a single trial, as a power of "
-                     "ten of the odds; grows with the number of trials", has_interval=False,
-                     function=lambda scored: worst_laplace_evidence(scored.counts.ascending)),
-        ScoreMeasure("tag", "tag", TAG, "low", f"category of the worst case of a cosine: 0 is perfect privacy, A below "
-                     f"1, {_LETTERS}", has_interval=False,
-                     function=lambda scored: tag_number(worst_laplace_evidence(scored.counts.ascending))),
-        ScoreMeasure("min_cllr", "min Cllr", BITS, "high", "cost of the best-calibrated scores; 1 is perfect privacy",
-                     _SHARE, is_bias_corrected=True,
-                     function=lambda scored: min_cllr_of_steps(scored.counts.ascending)),
-        ScoreMeasure("cllr", "Cllr", BITS, "high", "cost of taking the scores as log-likelihood ratios",
-                     (0.0, math.inf), function=lambda scored: cllr_from_sums(*scored.trials.cllr_costs_and_sizes())),
-        ScoreMeasure("eer", "EER", PERCENT, "high", "equal error rate on the convex hull of the ROC: misses as "
-                     "frequent as false alarms; 50 is perfect privacy", (0.0, 0.5),
-                     function=lambda scored: eer_of_steps(scored.counts.ascending)),
-        ScoreMeasure("raw_eer", "raw EER", PERCENT, "high", "equal error rate without the convex hull, as the "
-                     "challenges rank; never below the EER of the hull", _SHARE,
-                     function=lambda scored: raw_eer_of_steps(scored.counts.ascending)),
-        ScoreMeasure("min_dcf", "min DCF", PLAIN, "high", "minimum detection cost at a prior of 0.01; 1 is perfect "
-                     "privacy", _SHARE, function=lambda scored: min_dcf_of_steps(scored.counts.ascending)),
-        ScoreMeasure("tpr_at_1e-2", "TPR at FPR 1 %", PERCENT, "low", "share of target trials found at a threshold "
-                     "that 1 % of non-target trials exceed; 1 is perfect privacy", _SHARE, needs_many_trials=True,
-                     function=lambda scored: tpr_at_fpr_of_steps(scored.counts.ascending, 1e-2)),
-        ScoreMeasure("tpr_at_1e-3", "TPR at FPR 0.1 %", PERCENT, "low", "share of target trials found at a threshold "
-                     "that 0.1 % of non-target trials exceed; 0.1 is perfect privacy", _SHARE, needs_many_trials=True,
-                     function=lambda scored: tpr_at_fpr_of_steps(scored.counts.ascending, 1e-3)),
-        ScoreMeasure("linkability", "linkability", PLAIN, "low", "share of what can be linked, by score "
-                     "(Gómez-Barrero); perfect privacy is its chance level, not 0", _SHARE,
-                     function=lambda scored: linkability_of_trials(scored.trials, scored.linkability_edges)),
+        ScoreMeasure(
+            "d_ece",
+            "D_ECE",
+            BITS,
+            "low",
+            "expected disclosure: what the scores tell an attacker on average "
+            "over all priors; 0 is perfect privacy, 0.721 full disclosure",
+            _DISCLOSURE,
+            is_bias_corrected=True,
+            function=lambda scored: expected_disclosure(scored.counts.ascending),
+        ),
+        ScoreMeasure(
+            "d_ece_reversed",
+            "D_ECE reversed",
+            BITS,
+            "low",
+            "the same for an attacker who turns the sign of "
+            "the scores; clearly above 0, the protection can be undone that way",
+            _DISCLOSURE,
+            is_bias_corrected=True,
+            function=lambda scored: expected_disclosure(scored.counts.descending),
+        ),
+        ScoreMeasure(
+            "l_w",
+            "l_w",
+            LOG10,
+            "low",
+            "worst case: the strongest evidence of a single trial, as a power of "
+            "ten of the odds; grows with the number of trials",
+            has_interval=False,
+            function=lambda scored: worst_laplace_evidence(scored.counts.ascending),
+        ),
+        ScoreMeasure(
+            "tag",
+            "tag",
+            TAG,
+            "low",
+            f"category of the worst case of a cosine: 0 is perfect privacy, A below 1, {_LETTERS}",
+            has_interval=False,
+            function=lambda scored: tag_number(worst_laplace_evidence(scored.counts.ascending)),
+        ),
+        ScoreMeasure(
+            "min_cllr",
+            "min Cllr",
+            BITS,
+            "high",
+            "cost of the best-calibrated scores; 1 is perfect privacy",
+            _SHARE,
+            is_bias_corrected=True,
+            function=lambda scored: min_cllr_of_steps(scored.counts.ascending),
+        ),
+        ScoreMeasure(
+            "cllr",
+            "Cllr",
+            BITS,
+            "high",
+            "cost of taking the scores as log-likelihood ratios",
+            (0.0, math.inf),
+            function=lambda scored: cllr_from_sums(*scored.trials.cllr_costs_and_sizes()),
+        ),
+        ScoreMeasure(
+            "eer",
+            "EER",
+            PERCENT,
+            "high",
+            "equal error rate on the convex hull of the ROC: misses as "
+            "frequent as false alarms; 50 is perfect privacy",
+            (0.0, 0.5),
+            function=lambda scored: eer_of_steps(scored.counts.ascending),
+        ),
+        ScoreMeasure(
+            "raw_eer",
+            "raw EER",
+            PERCENT,
+            "high",
+            "equal error rate without the convex hull, as the "
+            "challenges rank; never below the EER of the hull",
+            _SHARE,
+            function=lambda scored: raw_eer_of_steps(scored.counts.ascending),
+        ),
+        ScoreMeasure(
+            "min_dcf",
+            "min DCF",
+            PLAIN,
+            "high",
+            "minimum detection cost at a prior of 0.01; 1 is perfect privacy",
+            _SHARE,
+            function=lambda scored: min_dcf_of_steps(scored.counts.ascending),
+        ),
+        ScoreMeasure(
+            "tpr_at_1e-2",
+            "TPR at FPR 1 %",
+            PERCENT,
+            "low",
+            "share of target trials found at a threshold "
+            "that 1 % of non-target trials exceed; 1 is perfect privacy",
+            _SHARE,
+            needs_many_trials=True,
+            function=lambda scored: tpr_at_fpr_of_steps(scored.counts.ascending, 1e-2),
+        ),
+        ScoreMeasure(
+            "tpr_at_1e-3",
+            "TPR at FPR 0.1 %",
+            PERCENT,
+            "low",
+            "share of target trials found at a threshold "
+            "that 0.1 % of non-target trials exceed; 0.1 is perfect privacy",
+            _SHARE,
+            needs_many_trials=True,
+            function=lambda scored: tpr_at_fpr_of_steps(scored.counts.ascending, 1e-3),
+        ),
+        ScoreMeasure(
+            "linkability",
+            "linkability",
+            PLAIN,
+            "low",
+            "share of what can be linked, by score "
+            "(Gómez-Barrero); perfect privacy is its chance level, not 0",
+            _SHARE,
+            function=lambda scored: linkability_of_trials(scored.trials, scored.linkability_edges),
+        ),
     )
-}  # fmt: skip
+}

@@ -1,4 +1,6 @@
-"""The only loop over pairs of utterances: blocks of scores with their labels, each one matrix product."""
+"""The only loop over pairs of utterances: blocks of scores with their labels, each one matrix
+product.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from vpmetrics._util.dtypes import widen
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import Utterances, count_values
 
-BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
+# rows and columns: large enough for a fast product, small enough for a core's cache
+BLOCK_SIZE = 512
 _GPU_BLOCK_SIZE = 8192  # a GPU is as fast with larger blocks, and launches fewer operations
 _ROUNDED_BITS = {
     torch.float64: 12,
@@ -28,7 +31,8 @@ _ROUNDED_BITS = {
 class Block(NamedTuple):
     """Scores ``(A, B)`` of some enrolment rows against some test rows.
 
-    ``is_target`` and ``is_trial`` ``(A, B)`` are None away from the diagonal, where all pairs are non-target trials.
+    ``is_target`` and ``is_trial`` ``(A, B)`` are None away from the diagonal, where all pairs are
+    non-target trials.
     """
 
     rows: slice
@@ -39,21 +43,25 @@ class Block(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Adjacent speakers whose enrolment rows are compared together, and the columns they are compared with."""
+    """Adjacent speakers whose enrolment rows are compared together, and the columns they are
+    compared with.
+    """
 
     first_speaker: int
     last_speaker: int  # exclusive
     rows: range
     same_columns: range  # test rows of the same speakers
-    other_columns: tuple[range, ...]  # test rows of other speakers of their group; every pair is compared once
+    # test rows of other speakers of their group; every pair is compared once
+    other_columns: tuple[range, ...]
 
 
 class PairBlocks:
     """All trials of a condition.
 
-    Between two sides every pair of different recordings is a trial; within one side every unordered pair counts once.
-    Pairs of two groups are no trials, nor are pairs of one speaker from sessions that the condition leaves out. Both
-    sides are sorted by speaker, so only blocks near the diagonal hold targets and need masks.
+    Between two sides every pair of different recordings is a trial; within one side every unordered
+    pair counts once. Pairs of two groups are no trials, nor are pairs of one speaker from sessions
+    that the condition leaves out. Both sides are sorted by speaker, so only blocks near the
+    diagonal hold targets and need masks.
 
     Args:
         enrolment: Enrolment side.
@@ -63,8 +71,8 @@ class PairBlocks:
         condition: Which pairs of one speaker are trials.
         processes: Processes that share the blocks, if these are many.
         block_size: Rows and columns of a block.
-        keep_digits: Whether scores of few pairs are computed in float64 and rounded, so that those that are
-            mathematically equal compare as equal.
+        keep_digits: Whether scores of few pairs are computed in float64 and rounded, so that those
+            that are mathematically equal compare as equal.
     """
 
     def __init__(
@@ -83,26 +91,35 @@ class PairBlocks:
         self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
         is_on_cpu = enrolment.embeddings.device.type == "cpu"
         self.block_size = block_size or (BLOCK_SIZE if is_on_cpu else _GPU_BLOCK_SIZE)
-        dtype = widest_affordable_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
+        dtype = widest_affordable_dtype(
+            scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact
+        )
         centre = enrolment.embeddings.new_zeros(())
         if scorer.is_shift_invariant and len(enrolment):
             centre = widen(enrolment.embeddings).mean(dim=0)
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
         is_same_rows = enrolment is test
-        self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
+        self.test = (
+            self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
+        )
         self._dot_product_epsilon: Tensor | None = None
         self._read_ends_and_groups(is_same_rows)
 
     def _read_ends_and_groups(self, is_same_rows: bool) -> None:
-        """Copy from the device where each speaker's rows end and what group they are in; drop the kept blocks."""
+        """Copy from the device where each speaker's rows end and what group they are in; drop the
+        kept blocks.
+        """
         self.is_same_rows, self._kept_blocks = is_same_rows, list[Block]()
         sides = (self.enrolment, self.test)
-        counts = torch.stack([count_values(side.speaker_index, self.num_speakers) for side in sides])
+        counts = torch.stack(
+            [count_values(side.speaker_index, self.num_speakers) for side in sides]
+        )
         group = torch.zeros_like(counts[0])
         for side in sides:
             if side.groups is not None:
                 group = group.scatter(0, side.speaker_index, side.groups)
-        # Speakers of a group are adjacent: numbers from 0, and for a speaker without rows that of the one before.
+        # Speakers of a group are adjacent: numbers from 0, and for a speaker without rows that of
+        # the one before.
         speakers = torch.arange(self.num_speakers, device=group.device)
         has_rows = counts.sum(dim=0) > 0
         group = group[torch.where(has_rows, speakers, 0).cummax(0).values]
@@ -127,16 +144,25 @@ class PairBlocks:
             yield from self.blocks(group)
 
     def round_and_keep_blocks(self) -> list[Block]:
-        """Return all blocks and keep them, rounded so that mathematically equal scores are equal."""
+        """Return all blocks and keep them, rounded so that mathematically equal scores are
+        equal.
+        """
         if not self._kept_blocks:
             blocks = list(self)
-            # A power of two well above the rounding of a matrix product, whose order of sums depends on the block.
-            sizes = [block.scores.abs().nan_to_num(0, 0, 0).amax() for block in blocks if block.scores.numel()]
+            # A power of two well above the rounding of a matrix product, whose order of sums
+            # depends on the block.
+            sizes = [
+                block.scores.abs().nan_to_num(0, 0, 0).amax()
+                for block in blocks
+                if block.scores.numel()
+            ]
             largest = torch.stack([self.enrolment.embeddings.new_zeros(()), *sizes]).amax()
             unit = torch.finfo(largest.dtype).eps * 2 ** _ROUNDED_BITS[largest.dtype]
             exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
             self._dot_product_epsilon = torch.ldexp(torch.full_like(largest, unit), exponent)
-            self._kept_blocks = [block._replace(scores=self._round_scores(block.scores)) for block in blocks]
+            self._kept_blocks = [
+                block._replace(scores=self._round_scores(block.scores)) for block in blocks
+            ]
         return self._kept_blocks
 
     def _round_scores(self, scores: Tensor) -> Tensor:
@@ -144,17 +170,29 @@ class PairBlocks:
         return scores if unit is None else (scores / unit).round_().mul_(unit)
 
     def row_groups(self) -> Sequence[RowGroup]:
-        """Return groups of whole speakers, with about as many rows as a block has, that this process works on."""
+        """Return groups of whole speakers, with about as many rows as a block has, that this
+        process works on.
+        """
         groups, ends, columns, speaker = [], self._row_ends, [0, *self._column_ends], 0
         while speaker < self.num_speakers:
             start = ends[speaker - 1] if speaker else 0
             group = self._groups[speaker]
-            first_of_group, last_of_group = bisect_left(self._groups, group), bisect_right(self._groups, group)
+            first_of_group, last_of_group = (
+                bisect_left(self._groups, group),
+                bisect_right(self._groups, group),
+            )
             last = min(max(bisect_right(ends, start + self.block_size), speaker + 1), last_of_group)
             if ends[last - 1] > start:
-                same, after = range(columns[speaker], columns[last]), range(columns[last], columns[last_of_group])
-                before = () if self.is_same_rows else (range(columns[first_of_group], columns[speaker]),)
-                groups.append(RowGroup(speaker, last, range(start, ends[last - 1]), same, (*before, after)))
+                same, after = (
+                    range(columns[speaker], columns[last]),
+                    range(columns[last], columns[last_of_group]),
+                )
+                before = (
+                    () if self.is_same_rows else (range(columns[first_of_group], columns[speaker]),)
+                )
+                groups.append(
+                    RowGroup(speaker, last, range(start, ends[last - 1]), same, (*before, after))
+                )
             speaker = last
         return self.processes.share(groups)
 
@@ -168,14 +206,22 @@ class PairBlocks:
         for rows in self._cut_range(group.rows):
             for columns in self._cut_range(group.same_columns):
                 if not self.is_same_rows or columns.stop > rows.start:
-                    yield Block(rows, columns, self.compare(rows, columns), *mark_group_trials(*sides, rows, columns))
+                    yield Block(
+                        rows,
+                        columns,
+                        self.compare(rows, columns),
+                        *mark_group_trials(*sides, rows, columns),
+                    )
             for others in () if has_targets else group.other_columns:
                 for columns in self._cut_range(others):
                     yield Block(rows, columns, self.compare(rows, columns))
 
     def _cut_range(self, rows: range) -> Iterator[slice]:
         size = self.block_size
-        return (slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size))
+        return (
+            slice(start, min(start + size, rows.stop))
+            for start in range(rows.start, rows.stop, size)
+        )
 
     def compare(self, rows: slice | Tensor, columns: slice | Tensor) -> Tensor:
         """Return the scores of some enrolment rows against some test rows."""
@@ -185,7 +231,9 @@ class PairBlocks:
             )
 
     def scores_and_labels(self, blocks: Sequence[Block] | None = None) -> tuple[Tensor, Tensor]:
-        """Return scores and labels of the trials of some blocks, or of all that this process has, flat."""
+        """Return scores and labels of the trials of some blocks, or of all that this process has,
+        flat.
+        """
         empty = self.enrolment.embeddings.new_empty(0)
         scores, labels = [empty], [empty.bool()]
         for block in self if blocks is None else blocks:
@@ -198,7 +246,9 @@ class PairBlocks:
         return torch.cat(scores), torch.cat(labels)
 
     def nontarget_and_target_scores(self) -> tuple[Tensor, Tensor]:
-        """Return scores of the non-target and of the target trials of this process, flat; faster than by labels."""
+        """Return scores of the non-target and of the target trials of this process, flat; faster
+        than by labels.
+        """
         nontargets, targets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
         for block in self:
             if block.is_target is None or block.is_trial is None:
@@ -209,12 +259,17 @@ class PairBlocks:
         return torch.cat(nontargets), torch.cat(targets)
 
     def target_scores(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield scores and speaker indices ``(P,)`` of the target trials of all processes, block by block."""
+        """Yield scores and speaker indices ``(P,)`` of the target trials of all processes, block by
+        block.
+        """
         speaker_index = self.enrolment.speaker_index
         for block in self._target_blocks():
             if block.is_target is not None and block.is_trial is not None:
                 is_target = block.is_target & block.is_trial
-                yield block.scores[is_target], speaker_index[block.rows].repeat_interleave(is_target.sum(1))
+                yield (
+                    block.scores[is_target],
+                    speaker_index[block.rows].repeat_interleave(is_target.sum(1)),
+                )
 
     def count_targets(self) -> Tensor:
         """Return the number of target trials of each speaker, of all processes, ``(S,)``."""
@@ -222,7 +277,9 @@ class PairBlocks:
         counts = torch.zeros(self.num_speakers, dtype=torch.int64, device=speaker_index.device)
         for block in self._target_blocks():
             if block.is_target is not None and block.is_trial is not None:
-                counts.index_add_(0, speaker_index[block.rows], (block.is_target & block.is_trial).sum(1))
+                counts.index_add_(
+                    0, speaker_index[block.rows], (block.is_target & block.is_trial).sum(1)
+                )
         return counts
 
     def _target_blocks(self) -> Iterator[Block]:
@@ -231,7 +288,9 @@ class PairBlocks:
             yield from whole.blocks(group, has_targets=True)
 
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
-        """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`scores_and_labels`."""
+        """Return the speaker index of both sides of trials, ``(2, P)``, in the order of
+        :meth:`scores_and_labels`.
+        """
         parts = [self.enrolment.speaker_index.new_empty(2, 0)]
         for block in self if blocks is None else blocks:
             a, b = self.enrolment.speaker_index[block.rows], self.test.speaker_index[block.columns]
@@ -240,29 +299,45 @@ class PairBlocks:
         return torch.cat(parts, dim=1)
 
     def sample_scores(self, rows_per_side: int = 1024) -> Tensor:
-        """Return the score matrix of pairs of neighbours from each side: some targets, most non-targets."""
+        """Return the score matrix of pairs of neighbours from each side: some targets, most
+        non-targets.
+        """
         places = []
         for side in (self.enrolment, self.test):
             number = rows_per_side // 2
-            starts = torch.arange(number, device=side.speaker_index.device) * max(0, len(side) - 1) // number
+            starts = (
+                torch.arange(number, device=side.speaker_index.device)
+                * max(0, len(side) - 1)
+                // number
+            )
             pairs = torch.stack([starts, starts + 1], dim=1).flatten()
-            places.append(pairs if len(side) > rows_per_side else torch.arange(len(side), device=starts.device))
+            places.append(
+                pairs
+                if len(side) > rows_per_side
+                else torch.arange(len(side), device=starts.device)
+            )
         return self.compare(*places)
 
     def repeat_on_every_process(self) -> PairBlocks:
-        """Return the same pairs, of which every process works through all blocks, not its share; for few blocks."""
+        """Return the same pairs, of which every process works through all blocks, not its share;
+        for few blocks.
+        """
         pairs = copy(self)
         pairs.processes = SINGLE_PROCESS
         return pairs
 
     def thin(self, max_pairs: int, side: Literal["test", "enrolment"] = "test") -> PairBlocks:
-        """Return the pairs with fewer rows on one side, evenly spaced; these pairs where they are few."""
+        """Return the pairs with fewer rows on one side, evenly spaced; these pairs where they are
+        few.
+        """
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
         rows: Utterances = getattr(self, side)
         rows = rows.take(slice(None, None, stride))
-        return self._replace_sides(*((self.enrolment, rows) if side == "test" else (rows, self.test)))
+        return self._replace_sides(
+            *((self.enrolment, rows) if side == "test" else (rows, self.test))
+        )
 
     def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
         pairs = copy(self)
@@ -279,7 +354,9 @@ def mark_group_trials(
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> tuple[Tensor, Tensor]:
-    """Return which pairs of enrolment and test rows of one group are target pairs, and which are trials, ``(A, B)``."""
+    """Return which pairs of enrolment and test rows of one group are target pairs, and which are
+    trials, ``(A, B)``.
+    """
     is_target = a.speaker_index[rows, None] == b.speaker_index[None, columns]
     if is_same_rows:
         place = torch.arange(len(a), device=is_target.device)
@@ -290,11 +367,15 @@ def mark_group_trials(
         is_trial = is_trial & ~(is_target & (a.ids[rows, None] == b.ids[None, columns]))
     if condition.target_sessions != "any" and a.sessions is not None and b.sessions is not None:
         is_same = a.sessions[rows, None] == b.sessions[None, columns]
-        is_trial = is_trial & ~(is_target & (is_same if condition.target_sessions == "other" else ~is_same))
+        is_trial = is_trial & ~(
+            is_target & (is_same if condition.target_sessions == "other" else ~is_same)
+        )
     return is_target, is_trial
 
 
-def _sort_and_prepare(side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Utterances:
+def _sort_and_prepare(
+    side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype
+) -> Utterances:
     """Return a side sorted by speaker, with its rows as they are compared."""
     side = side.take(side.speaker_index.argsort(stable=True))
     return replace(side, embeddings=prepare_rows(side.embeddings, scorer, centre, dtype))

@@ -1,10 +1,11 @@
 r"""Pool adjacent violators (PAV), without a loop over all elements.
 
-On a CPU, runs that do not increase are pooled until few elements are left. On a GPU the solution for a sequence is
-built from the solutions of its halves. Both halves are already increasing, so merging them forms at most one new block,
-across the border: a tail of the left half and a head of the right half. Its two ends are found for all pairs of one
-level at once, by looking at all places (a CPU bisects). That is :math:`\log_2 n` levels whatever the values are: no
-worst case, no data-dependent shape and no GPU sync.
+On a CPU, runs that do not increase are pooled until few elements are left. On a GPU the solution
+for a sequence is built from the solutions of its halves. Both halves are already increasing, so
+merging them forms at most one new block, across the border: a tail of the left half and a head of
+the right half. Its two ends are found for all pairs of one level at once, by looking at all places
+(a CPU bisects). That is :math:`\log_2 n` levels whatever the values are: no worst case, no
+data-dependent shape and no GPU sync.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ _FEW = 1 << 13  # elements: to pool them one by one takes less time than many mo
 
 
 def replace_by_block_sums(values: Tensor, blocks: Tensor) -> Tensor:
-    """Return for every element the sum of ``values`` over its block; differentiable in ``values``."""
+    """Return for every element the sum of ``values`` over its block; differentiable in
+    ``values``.
+    """
     return torch.zeros_like(values).scatter_add(-1, blocks, values).gather(-1, blocks)
 
 
 def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return the number of the PAV block of each step, ``(..., S)``; the share of targets increases with it.
+    """Return the number of the PAV block of each step, ``(..., S)``; the share of targets increases
+    with it.
 
-    On a CPU every run of shares that do not increase is pooled, in rounds, in all rows at once. Where a block pools one
-    neighbour per round, as on smooth counts, few remaining elements are pooled one by one, and many by
-    :func:`number_pav_blocks`.
+    On a CPU every run of shares that do not increase is pooled, in rounds, in all rows at once.
+    Where a block pools one neighbour per round, as on smooth counts, few remaining elements are
+    pooled one by one, and many by :func:`number_pav_blocks`.
     """
     targets = targets.detach()
     mass = (targets + nontargets.detach()).contiguous()
@@ -41,14 +45,18 @@ def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
     is_used = (mass_of_element != 0) & (mass_of_element.sum(-1, keepdims=True) > 0)
     first = np.flatnonzero(is_used)
     row = first // max(1, mass.shape[-1])
-    starts = _pool_in_rounds(row, targets.numpy().reshape(-1)[first], mass_of_element.reshape(-1)[first])
+    starts = _pool_in_rounds(
+        row, targets.numpy().reshape(-1)[first], mass_of_element.reshape(-1)[first]
+    )
     begins = np.zeros(mass_of_element.shape, dtype=np.int64)
     begins.reshape(-1)[first[starts]] = 1
     return torch.from_numpy(np.maximum(begins.cumsum(-1) - 1, 0))
 
 
 def _pool_in_rounds(row: Array, targets: Array, masses: Array) -> Array:
-    """Return the first element of every PAV block, of elements with mass in rows that are pooled by themselves."""
+    """Return the first element of every PAV block, of elements with mass in rows that are pooled by
+    themselves.
+    """
     first = np.arange(len(row))
     for _ in range(_ROUNDS):
         share = targets / masses
@@ -75,7 +83,8 @@ def _pool_in_rounds(row: Array, targets: Array, masses: Array) -> Array:
 def _find_starts_sequentially(row_of_element: Array, targets: Array, masses: Array) -> list[int]:
     """Return the first element of every block.
 
-    One after the other, each element pools the blocks before it in its row while their share is not below its own.
+    One after the other, each element pools the blocks before it in its row while their share is not
+    below its own.
     """
     begins: list[int] = []
     blocks: list[tuple[int, float, float]] = []
@@ -92,42 +101,55 @@ def _find_starts_sequentially(row_of_element: Array, targets: Array, masses: Arr
 
 
 def number_pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the number, from 0 upwards, of each element's block in the isotonic regression, ``(..., n)``."""
+    """Return the number, from 0 upwards, of each element's block in the isotonic regression,
+    ``(..., n)``.
+    """
     if values.numel() == 0:
         return torch.zeros_like(values, dtype=torch.long)
-    # Elements of weight zero share the place of the one before them. The others come first, in a power of two.
+    # Elements of weight zero share the place of the one before them. The others come first, in a
+    # power of two.
     place, count = ((weights > 0).cumsum(-1) - 1).clamp(min=0), values.shape[-1]
     levels = (count - 1).bit_length()
     slot = torch.where(weights > 0, place, 1 << levels)
     room = pad(torch.zeros_like(values), (0, (1 << levels) + 1 - count))
-    # The rest holds a number above every value that is small enough for differences not to overflow.
+    # The rest holds a number above every value that is small enough for differences not to
+    # overflow.
     fitted = (room + torch.finfo(values.dtype).max / 4).scatter(-1, slot, values)[..., :-1]
     weights = room.scatter(-1, slot, weights)[..., :-1]
     for level in range(levels):
         halves = (-1, 2, 1 << level)
-        fitted = _merge_isotonic_fits(fitted.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
+        fitted = _merge_isotonic_fits(
+            fitted.unflatten(-1, halves), weights.unflatten(-1, halves)
+        ).flatten(-2)
     steps = fitted[..., 1:count] > fitted[..., : count - 1]
     return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
 
 
 def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
-    r"""Return the isotonic fit ``(..., 2 * half)`` of two halves, from the fits of each one ``(..., 2, half)``.
+    r"""Return the isotonic fit ``(..., 2 * half)`` of two halves, from the fits of each one ``(...,
+    2, half)``.
 
-    Where the left half ends above the start of the right half, a block across the border is pooled. Its level :math:`m`
-    solves :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)` over values :math:`l` on the left and :math:`r`
-    on the right. Both sums have positive terms and are monotonic in the level, rounded or not, so bisection is safe for
-    all weights.
+    Where the left half ends above the start of the right half, a block across the border is pooled.
+    Its level :math:`m` solves :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)` over
+    values :math:`l` on the left and :math:`r` on the right. Both sums have positive terms and are
+    monotonic in the level, rounded or not, so bisection is safe for all weights.
     """
     left, right = fits[..., 0, :].contiguous(), fits[..., 1, :].contiguous()
     half = left.shape[-1]
-    # At place i, left_weight is the weight of left[i:], and left_excess the left sum of the equation for m = left[i].
-    # At place j, right_weight is that of right[:j], and right_deficit the right sum for m = right[j - 1].
-    left_weight, right_weight = _suffix_sums(weights[..., 0, :]), pad(weights[..., 1, :].cumsum(-1), (1, 0))
+    # At place i, left_weight is the weight of left[i:], and left_excess the left sum of the
+    # equation for m = left[i]. At place j, right_weight is that of right[:j], and right_deficit the
+    # right sum for m = right[j - 1].
+    left_weight, right_weight = (
+        _suffix_sums(weights[..., 0, :]),
+        pad(weights[..., 1, :].cumsum(-1), (1, 0)),
+    )
     left_excess = pad(_suffix_sums(left.diff() * left_weight[..., 1:]), (0, 1))
     right_deficit = pad((right.diff() * right_weight[..., 1:-1]).cumsum(-1), (2, 0))
 
     start = _find_border_block_start(left, left_excess, right, right_deficit, right_weight)
-    high, left_excess, left_weight = (side.gather(-1, start) for side in (left, left_excess, left_weight))
+    high, left_excess, left_weight = (
+        side.gather(-1, start) for side in (left, left_excess, left_weight)
+    )
     end = _find_border_block_end(right, right_deficit, high, left_excess, left_weight)
     low = right.gather(-1, (end - 1).clamp(min=0))
     excess = left_excess + (high - low) * left_weight - right_deficit.gather(-1, end)
@@ -137,27 +159,33 @@ def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
     place, crosses = torch.arange(half, device=fits.device), left[..., -1:] > right[..., :1]
     left = torch.where(crosses & (place >= start), mean, left)
     right = torch.where(crosses & (place < end), mean, right)
-    # Rounding may put equal values out of order by a last digit; the next level relies on the order.
+    # Rounding may put equal values out of order by a last digit; the next level relies on the
+    # order.
     return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
 
 
 def _find_border_block_start(
     left: Tensor, left_excess: Tensor, right: Tensor, right_deficit: Tensor, right_weight: Tensor
 ) -> Tensor:
-    """Return where the block across the border starts, ``(..., 1)``: the first place on the left not below its level.
+    """Return where the block across the border starts, ``(..., 1)``: the first place on the left
+    not below its level.
 
     Args:
         left: Values of the left half, increasing, ``(..., half)``.
-        left_excess: For each place on the left, the weighted sum of what the values from there on exceed its value by.
+        left_excess: For each place on the left, the weighted sum of what the values from there on
+            exceed its value by.
         right: Values of the right half, increasing, ``(..., half)``.
-        right_deficit: For each number of first values on the right, the weighted sum of what they lack to the last.
+        right_deficit: For each number of first values on the right, the weighted sum of what they
+            lack to the last.
         right_weight: For each number of first values on the right, their weight.
     """
     if not is_numpy_ready(left):
         # Every place at once: a GPU works in parallel, and launches one operation for many.
         reach = torch.searchsorted(right, left)
         last = right.gather(-1, (reach - 1).clamp(min=0))
-        outweighed = right_deficit.gather(-1, reach) + (left - last) * right_weight.gather(-1, reach)
+        outweighed = right_deficit.gather(-1, reach) + (left - last) * right_weight.gather(
+            -1, reach
+        )
         return (left_excess > outweighed)[..., :-1].sum(-1, keepdim=True)
     start, half = torch.zeros_like(left[..., :1], dtype=torch.long), left.shape[-1]
     for step in [half >> k for k in range(1, half.bit_length())]:
@@ -165,21 +193,30 @@ def _find_border_block_start(
         level = left.gather(-1, probe)
         reach = torch.searchsorted(right, level)
         last = right.gather(-1, (reach - 1).clamp(min=0))
-        outweighed = right_deficit.gather(-1, reach) + (level - last) * right_weight.gather(-1, reach)
+        outweighed = right_deficit.gather(-1, reach) + (level - last) * right_weight.gather(
+            -1, reach
+        )
         start = torch.where(left_excess.gather(-1, probe) > outweighed, start + step, start)
     return start
 
 
 def _find_border_block_end(
-    right: Tensor, right_deficit: Tensor, max_level: Tensor, left_excess: Tensor, left_weight: Tensor
+    right: Tensor,
+    right_deficit: Tensor,
+    max_level: Tensor,
+    left_excess: Tensor,
+    left_weight: Tensor,
 ) -> Tensor:
-    """Return how many elements of the right half the block across the border holds, ``(..., 1)``: none above its level.
+    """Return how many elements of the right half the block across the border holds, ``(..., 1)``:
+    none above its level.
 
     Args:
         right: As in :func:`_find_border_block_start`.
         right_deficit: As in :func:`_find_border_block_start`.
-        max_level: Value of the block's first element on the left, ``(..., 1)``; the block's level is not above it.
-        left_excess: Weighted sum of what the block's elements on the left exceed ``max_level`` by, ``(..., 1)``.
+        max_level: Value of the block's first element on the left, ``(..., 1)``; the block's level
+            is not above it.
+        left_excess: Weighted sum of what the block's elements on the left exceed ``max_level`` by,
+            ``(..., 1)``.
         left_weight: Weight of the block's elements on the left, ``(..., 1)``.
     """
     if not is_numpy_ready(right):

@@ -1,11 +1,13 @@
 r"""Trials reduced to counts: targets and non-targets per step of the ascending score axis.
 
-Everything that follows from PAV depends on the order of the scores alone. *Steps* hold the number of targets and of
-non-targets between neighbouring scores at which a PAV block may begin; log-likelihood ratios, D_ECE, min Cllr and EER
-are functions of these two rows of counts. Three ways lead to them:
+Everything that follows from PAV depends on the order of the scores alone. *Steps* hold the number
+of targets and of non-targets between neighbouring scores at which a PAV block may begin;
+log-likelihood ratios, D_ECE, min Cllr and EER are functions of these two rows of counts. Three ways
+lead to them:
 
-- exactly, from scores: a block begins only at a target, so ``T`` targets and ``N`` non-targets make ``T + 1`` steps:
-  what lies below the lowest target, then each target with the non-targets up to the next (equal targets share a step);
+- exactly, from scores: a block begins only at a target, so ``T`` targets and ``N`` non-targets make
+  ``T + 1`` steps: what lies below the lowest target, then each target with the non-targets up to
+  the next (equal targets share a step);
 - from a histogram, one step per bin;
 - smoothly, one step per cell of a fine grid, with counts that carry a gradient.
 """
@@ -35,7 +37,9 @@ _CELLS = 1 << 16  # equal cells of the score axis
 
 
 class _cached_property(Generic[T]):  # noqa: N801
-    """``functools.cached_property`` without its lock, which torch.compile cannot trace before Python 3.12."""
+    """``functools.cached_property`` without its lock, which torch.compile cannot trace before
+    Python 3.12.
+    """
 
     def __init__(self, function: Callable[[Any], T]) -> None:
         self.function = function
@@ -50,9 +54,10 @@ class Steps:
     """Trials per step of the ascending score axis, and their calibration.
 
     ``edges`` ``(S - 1,)``: the lowest score of every step but the first.
-    ``targets``, ``nontargets`` ``(S,)``: how many trials of each class, in the type sums are made in.
-    ``tied`` ``(S,)``: how many of the non-targets have the score of the targets; the others have higher scores. None
-    where the order within a step is unknown, as in a histogram; then all count as tied.
+    ``targets``, ``nontargets`` ``(S,)``: how many trials of each class, in the type sums are made
+    in. ``tied`` ``(S,)``: how many of the non-targets have the score of the targets; the others
+    have higher scores. None where the order within a step is unknown, as in a histogram; then all
+    count as tied.
     """
 
     edges: Tensor
@@ -71,7 +76,10 @@ class Steps:
         block, number = self.block_of_step, self.block_of_step.shape[-1]
         if is_numpy_ready(self.targets) and block.numel():  # on a GPU it would be a sync
             number = int(block[..., -1].amax()) + 1
-        sums = (torch.zeros_like(part).scatter_add(-1, block, part) for part in (self.targets, self.nontargets))
+        sums = (
+            torch.zeros_like(part).scatter_add(-1, block, part)
+            for part in (self.targets, self.nontargets)
+        )
         counts = [part[..., :number] for part in sums]
         is_empty = (counts[0] + counts[1]) == 0  # a ratio of 0, so that no NaN enters the gradient
         targets, nontargets = (part.masked_fill(is_empty, 1).log() for part in counts)
@@ -79,32 +87,46 @@ class Steps:
 
     @_cached_property
     def llr(self) -> Tensor:
-        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be infinite."""
+        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be
+        infinite.
+        """
         return self.blocks.llr.gather(-1, self.block_of_step)
 
     def laplace_llr(self, trial_weight: int = 1) -> Tensor:
-        """Return the finite ratio of every step under Laplace's rule; every trial counts ``trial_weight`` times."""
+        """Return the finite ratio of every step under Laplace's rule; every trial counts
+        ``trial_weight`` times.
+        """
         llr_by_weight: dict[int, Tensor] = self.__dict__.setdefault("_laplace_llr_by_weight", {})
         if trial_weight not in llr_by_weight:
             llr_by_weight[trial_weight] = self._compute_laplace_llr(trial_weight)
         return llr_by_weight[trial_weight]
 
     def _compute_laplace_llr(self, trial_weight: int) -> Tensor:
-        # One label of each class below the lowest score and again above the highest; they merge blocks and split none.
-        counts = [pad(trial_weight * part, (1, 1), value=1.0) for part in (self.blocks.targets, self.blocks.nontargets)]
+        # One label of each class below the lowest score and again above the highest; they merge
+        # blocks and split none.
+        counts = [
+            pad(trial_weight * part, (1, 1), value=1.0)
+            for part in (self.blocks.targets, self.blocks.nontargets)
+        ]
         block = blocks_of_counts(*counts)
-        targets, nontargets = (replace_by_block_sums(part, block).log()[..., 1:-1] for part in counts)
+        targets, nontargets = (
+            replace_by_block_sums(part, block).log()[..., 1:-1] for part in counts
+        )
         return (targets - nontargets - self._sample_log_odds).gather(-1, self.block_of_step)
 
     @_cached_property
     def _sample_log_odds(self) -> Tensor:
-        return self.targets.sum(-1, keepdim=True).log() - self.nontargets.sum(-1, keepdim=True).log()
+        return (
+            self.targets.sum(-1, keepdim=True).log() - self.nontargets.sum(-1, keepdim=True).log()
+        )
 
 
 class Blocks(NamedTuple):
-    """PAV blocks in ascending order: log-likelihood ratio, targets and non-targets of each, ``(B,)``.
+    """PAV blocks in ascending order: log-likelihood ratio, targets and non-targets of each,
+    ``(B,)``.
 
-    On a GPU there are as many as steps, since counting them would be a sync, and the last ones hold no trials.
+    On a GPU there are as many as steps, since counting them would be a sync, and the last ones hold
+    no trials.
     """
 
     llr: Tensor
@@ -120,9 +142,13 @@ class StepsOfBothSigns(NamedTuple):
 
 
 def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> StepsOfBothSigns:
-    """Return the steps of counts ``(..., S)`` in ascending order of the scores; their edges are unknown."""
+    """Return the steps of counts ``(..., S)`` in ascending order of the scores; their edges are
+    unknown.
+    """
     edges = targets.new_empty(0)
-    return StepsOfBothSigns(Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1)))
+    return StepsOfBothSigns(
+        Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1))
+    )
 
 
 def merge_targetless_steps(steps: Steps) -> Steps:
@@ -147,19 +173,28 @@ def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> St
     warn_first(
         {
             "Some scores are NaN.": has_nan,
-            "There are no trials, and a calibration needs both kinds.": lacks_targets & lacks_nontargets,
+            "There are no trials, and a calibration needs both kinds.": (
+                lacks_targets & lacks_nontargets
+            ),
             "There are no target trials, and a calibration needs both kinds.": lacks_targets,
             "There are no non-target trials, and a calibration needs both kinds.": lacks_nontargets,
         }
     )
     nan_or_one = torch.where(lacks_targets | lacks_nontargets | has_nan, torch.nan, 1)
     return StepsOfBothSigns(
-        *(replace(each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one) for each in steps)
+        *(
+            replace(
+                each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one
+            )
+            for each in steps
+        )
     )
 
 
 def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
-    """Return a function from scores to their values in each of some tables of one entry per step."""
+    """Return a function from scores to their values in each of some tables of one entry per
+    step.
+    """
     edges, values = steps.edges, torch.stack(list(tables))
     if is_numpy_ready(values):  # blocks are far fewer than steps; counting them would be a GPU sync
         begins = (values[:, 1:] != values[:, :-1]).any(0)
@@ -168,22 +203,44 @@ def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
     def find(scores: Tensor) -> list[Tensor]:
         pieces = scores.to(edges.dtype).flatten().split(1 << 18)  # about what a cache holds
         places = [_find_places(edges, piece) for piece in pieces]
-        return [torch.cat([table.index_select(0, each) for each in places]).view(scores.shape) for table in values]
+        return [
+            torch.cat([table.index_select(0, each) for each in places]).view(scores.shape)
+            for table in values
+        ]
 
     return find
 
 
 def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
-    """Return how many of the sorted edges are at most each score; for many scores by a table of equal cells."""
-    span = float(edges[-1] - edges[0]) if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges) else 0.0
+    """Return how many of the sorted edges are at most each score; for many scores by a table of
+    equal cells.
+    """
+    span = (
+        float(edges[-1] - edges[0])
+        if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges)
+        else 0.0
+    )
     if not 1e-30 < span < 1e30:
         return torch.searchsorted(edges, scores, right=True)
 
     def cell_of(x: Tensor) -> Tensor:
-        return x.sub(edges[0]).mul_((_CELLS - 1) / span).nan_to_num_().clamp_(-1, _CELLS).floor_().int() + 1
+        return (
+            x.sub(edges[0])
+            .mul_((_CELLS - 1) / span)
+            .nan_to_num_()
+            .clamp_(-1, _CELLS)
+            .floor_()
+            .int()
+            + 1
+        )
 
     with_edge = cell_of(edges)
-    edges_up_to = torch.bincount(with_edge, minlength=_CELLS + 2).cumsum(0).int().index_fill_(0, with_edge.long(), -1)
+    edges_up_to = (
+        torch.bincount(with_edge, minlength=_CELLS + 2)
+        .cumsum(0)
+        .int()
+        .index_fill_(0, with_edge.long(), -1)
+    )
     places = edges_up_to.index_select(0, cell_of(scores))
     unsure = (places < 0).nonzero().flatten()
     places[unsure] = torch.searchsorted(edges, scores[unsure], right=True, out_int32=True)
@@ -211,10 +268,14 @@ class OrderedScores(NamedTuple):
     @property
     def class_sizes(self) -> Tensor:
         """Numbers of non-targets and targets, ``(2,)``."""
-        return torch.stack([self.targets.new_full((), len(part), dtype=torch.int64) for part in self])
+        return torch.stack(
+            [self.targets.new_full((), len(part), dtype=torch.int64) for part in self]
+        )
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
-        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials: non-targets, targets."""
+        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials:
+        non-targets, targets.
+        """
         costs = softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()
         return torch.stack(costs), self.class_sizes
 
@@ -224,7 +285,9 @@ class OrderedScores(NamedTuple):
         return torch.cat([pad(below, (1, 0)), self.class_sizes[:, None]], dim=1).diff()
 
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
-        """Return the lowest and the highest score; NaN where one is NaN, infinite where there is none."""
+        """Return the lowest and the highest score; NaN where one is NaN, infinite where there is
+        none.
+        """
         none = self.targets.new_full((1,), torch.inf)
         low = torch.cat([none, self.targets[:1], self.nontargets[:1]]).amin()
         return low, torch.cat([-none, self.targets[-1:], self.nontargets[-1:]]).amax()
@@ -233,8 +296,9 @@ class OrderedScores(NamedTuple):
 class CountedScores(NamedTuple):
     """Values ``(V,)`` and how often each occurs among non-targets and targets, ``(2, ..., V)``.
 
-    Further dimensions hold the same values counted over different trials, such as the replicates of a jackknife.
-    ``costs``: mean costs of the trials behind each value, ``(2, V)``, where a value stands for several.
+    Further dimensions hold the same values counted over different trials, such as the replicates of
+    a jackknife. ``costs``: mean costs of the trials behind each value, ``(2, V)``, where a value
+    stands for several.
     """
 
     values: Tensor
@@ -252,7 +316,11 @@ class CountedScores(NamedTuple):
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
         """Return what :meth:`OrderedScores.cllr_costs_and_sizes` returns."""
-        cost = softplus(torch.stack([self.values, -self.values])) if self.costs is None else self.costs()
+        cost = (
+            softplus(torch.stack([self.values, -self.values]))
+            if self.costs is None
+            else self.costs()
+        )
         cost = cost.view(2, *[1] * (self.counts.dim() - 2), -1)
         # Only where a trial is: the cost of an absent one may be infinite.
         return torch.where(self.counts > 0, self.counts * cost, 0).sum(-1), self.class_sizes
@@ -266,20 +334,31 @@ class CountedScores(NamedTuple):
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
         """Return what :meth:`OrderedScores.span_or_nan` returns."""
         seen, ends = (self.counts > 0).flatten(0, -2).any(0), (self.values, -self.values)
-        low, high = (pad(torch.where(seen, end, torch.inf), (0, 1), value=torch.inf).amin() for end in ends)
+        low, high = (
+            pad(torch.where(seen, end, torch.inf), (0, 1), value=torch.inf).amin() for end in ends
+        )
         return low, -high
 
 
-def mean_costs_between(trials: OrderedScores | CountedScores, edges: Tensor, middles: Tensor) -> Tensor:
-    """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``.
+def mean_costs_between(
+    trials: OrderedScores | CountedScores, edges: Tensor, middles: Tensor
+) -> Tensor:
+    """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges
+    ``(2, E + 1)``.
 
-    Where no trial lies, it is the cost of the middle between two edges: rounding may move a trial across an edge.
+    Where no trial lies, it is the cost of the middle between two edges: rounding may move a trial
+    across an edge.
     """
     (values, counts), number = trials.values_and_counts(), trials.count_between(edges)
-    slots, sums = torch.bucketize(values, edges, right=True), torch.zeros_like(number, dtype=widen(values).dtype)
+    slots, sums = (
+        torch.bucketize(values, edges, right=True),
+        torch.zeros_like(number, dtype=widen(values).dtype),
+    )
     for sum_of_class, sign, times in zip(sums, (1, -1), counts, strict=True):
         # Only where a trial is: the cost of an absent one may be infinite.
-        sum_of_class.index_add_(0, slots, torch.where(times > 0, times * softplus(sign * widen(values)), 0))
+        sum_of_class.index_add_(
+            0, slots, torch.where(times > 0, times * softplus(sign * widen(values)), 0)
+        )
     return torch.where(number > 0, sums / number, softplus(torch.stack([middles, -middles])))
 
 
@@ -296,14 +375,17 @@ def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
 def count_by_score(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> StepsOfBothSigns:
-    """Return the steps of trials in any shape, or those of the smooth surrogate where ``bandwidth`` is given.
+    """Return the steps of trials in any shape, or those of the smooth surrogate where ``bandwidth``
+    is given.
 
     NaN and one warning where a class is missing or a score is NaN.
     """
     check_trials(preds, target, validate_args)
     check_bandwidth(bandwidth)
     if bandwidth is not None:
-        return count_smoothly(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
+        return count_smoothly(
+            lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten()
+        )
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
     return count_ordered(sort_by_class(scores, is_target))
 
@@ -317,17 +399,20 @@ def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
     total = below.new_full((1,), len(ordered.nontargets))
     low, high = (widen(torch.cat([pad(ranks, (1, 0)), total]).diff()) for ranks in (below, up_to))
     ascending = Steps(targets, pad(times, (1, 0)), low, pad(tied, (1, 0)))
-    descending = Steps(-targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0)))
+    descending = Steps(
+        -targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0))
+    )
     # Sorting puts NaN last.
     last = torch.cat([part[-1:] for part in ordered])
     return mark_undefined(StepsOfBothSigns(ascending, descending), last.isnan().any())
 
 
 def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
-    """Return edges that make a cell of every target score, and one of the scores between two of them.
+    """Return edges that make a cell of every target score, and one of the scores between two of
+    them.
 
-    Counts in these cells give the same calibration as the scores, and as the negated scores: a block of PAV begins or
-    ends at a target. Of very many targets, evenly spaced ones have a cell.
+    Counts in these cells give the same calibration as the scores, and as the negated scores: a
+    block of PAV begins or ends at a target. Of very many targets, evenly spaced ones have a cell.
     """
     values = torch.cat([scores.flatten() for scores in targets])
     values = values[values.isfinite()].unique()
@@ -338,19 +423,26 @@ def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
 
 
 def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> StepsOfBothSigns:
-    """Return smoothed counts as steps, one per grid cell; the counts are differentiable in ``preds``."""
+    """Return smoothed counts as steps, one per grid cell; the counts are differentiable in
+    ``preds``.
+    """
     targets, nontargets = soft_counts_on_grid(grid, preds, target)
     points = grid.points
     return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, targets.isnan().any())
 
 
 def count_by_bin(
-    edges: Tensor, targets: Tensor, nontargets: Tensor, has_nan: Tensor | None = None, is_separated: bool = False
+    edges: Tensor,
+    targets: Tensor,
+    nontargets: Tensor,
+    has_nan: Tensor | None = None,
+    is_separated: bool = False,
 ) -> StepsOfBothSigns:
     """Return the steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``.
 
-    With ``is_separated`` all non-targets of a bin are taken to lie below its targets (of the negated scores above
-    them): no order within a bin discloses more, and pooling the bin discloses less.
+    With ``is_separated`` all non-targets of a bin are taken to lie below its targets (of the
+    negated scores above them): no order within a bin discloses more, and pooling the bin discloses
+    less.
     """
     counts = torch.stack([widen(targets), widen(nontargets)])
     ascending = descending = counts
@@ -358,15 +450,21 @@ def count_by_bin(
         edges = torch.cat([edges.repeat_interleave(2), edges[-1:]])
         first, second = counts.clone(), counts.clone()
         first[0], second[1] = 0, 0
-        ascending, descending = (torch.stack(pair, dim=-1).flatten(1) for pair in ((first, second), (second, first)))
+        ascending, descending = (
+            torch.stack(pair, dim=-1).flatten(1) for pair in ((first, second), (second, first))
+        )
     steps = StepsOfBothSigns(Steps(edges, *ascending), Steps(-edges.flip(0), *descending.flip(1)))
     return mark_undefined(steps, has_nan)
 
 
 def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for every sorted target the number of sorted non-targets below it, and of those up to it."""
+    """Return for every sorted target the number of sorted non-targets below it, and of those up to
+    it.
+    """
     if not is_numpy_ready(nontargets):
-        return torch.searchsorted(nontargets, targets), torch.searchsorted(nontargets, targets, right=True)
+        return torch.searchsorted(nontargets, targets), torch.searchsorted(
+            nontargets, targets, right=True
+        )
     values, ordered = targets.numpy(), nontargets.numpy()
     below = np.searchsorted(ordered, values)
     up_to, ties = below.copy(), np.flatnonzero(below < len(ordered))

@@ -21,10 +21,11 @@ FEW_PAIRS = 1 << 22  # up to here every score is kept in double precision; beyon
 class Scorer(NamedTuple):
     """A scoring function and its rounding error.
 
-    ``prepare(rows)`` runs once per embedding, ``compare(a, b)`` per block of pairs. ``rounding(a, b, scores, match)``
-    bounds the difference of two scores that are equal in exact arithmetic, ``(A, 1)``. ``is_builtin``: prepared rows
-    may be float64 whatever the embeddings were, and come in batches ``(..., A, D)``, ``(..., B, D)``.
-    ``is_shift_invariant``: adding one vector to all embeddings changes no score; then the mean is subtracted first.
+    ``prepare(rows)`` runs once per embedding, ``compare(a, b)`` per block of pairs. ``rounding(a,
+    b, scores, match)`` bounds the difference of two scores that are equal in exact arithmetic,
+    ``(A, 1)``. ``is_builtin``: prepared rows may be float64 whatever the embeddings were, and come
+    in batches ``(..., A, D)``, ``(..., B, D)``. ``is_shift_invariant``: adding one vector to all
+    embeddings changes no score; then the mean is subtracted first.
     """
 
     prepare: Callable[[Tensor], Tensor]
@@ -38,15 +39,17 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
     """Return the scorer of a name or a callable.
 
     Args:
-        scoring: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (the negative distance); or a callable, such as a fitted
-            :class:`vpmetrics.scoring.PLDA`, from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher =
-            more alike.
+        scoring: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (the negative distance); or a callable,
+            such as a fitted :class:`vpmetrics.scoring.PLDA`, from embeddings ``(A, D)`` and ``(B,
+            D)`` to scores ``(A, B)``, higher = more alike.
     """
     if isinstance(scoring, str):
         check_choice("scoring", scoring, tuple(SCORERS))
         return SCORERS[scoring]
     if isinstance(scoring, type) or not callable(scoring):
-        got = f"the class {scoring.__name__}" if isinstance(scoring, type) else type(scoring).__name__
+        got = (
+            f"the class {scoring.__name__}" if isinstance(scoring, type) else type(scoring).__name__
+        )
         raise TypeError(f"Expected `scoring` to be a name or a callable, but got {got}.")
 
     def score_and_check_shape(a: Tensor, b: Tensor) -> Tensor:
@@ -55,23 +58,31 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
         check_shape("scoring(a, b)", scores, (len(a), len(b)), "one score per pair")
         return scores
 
-    return Scorer(lambda rows: rows, score_and_check_shape, _rounding_relative_to_largest, is_builtin=False)
+    return Scorer(
+        lambda rows: rows, score_and_check_shape, _rounding_relative_to_largest, is_builtin=False
+    )
 
 
 def _unit_rows_or_zero(x: Tensor) -> Tensor:
-    """Return rows of unit length; zero rows stay zero. The division by the largest entry keeps squares in range."""
+    """Return rows of unit length; zero rows stay zero. The division by the largest entry keeps
+    squares in range.
+    """
     largest = x.detach().abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_ones(len(x), 1)
     return normalize(x / torch.where(largest > 0, largest, 1))
 
 
 def _nan_overflowing_rows(x: Tensor) -> Tensor:
-    """Return the rows, with NaN where their squares overflow: some processors give NaN, others infinity."""
+    """Return the rows, with NaN where their squares overflow: some processors give NaN, others
+    infinity.
+    """
     squares = x.detach().square().sum(dim=1, keepdim=True)
     return torch.where(squares.isfinite(), x, torch.nan)
 
 
 def _dot_product_epsilon(a: Tensor) -> float:
-    """Return the relative rounding error of a dot product: its terms may be summed in different orders (1-2 ulp)."""
+    """Return the relative rounding error of a dot product: its terms may be summed in different
+    orders (1-2 ulp).
+    """
     return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[-1]))
 
 
@@ -84,29 +95,41 @@ def _rounding_relative_to_largest(a: Tensor, b: Tensor, scores: Tensor, match: T
 
 
 def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    # The error of d^2 is relative to the squared norms. Error propagation: error of d = error of d^2 / (2 d).
+    # The error of d^2 is relative to the squared norms. Error propagation: error of d = error of
+    # d^2 / (2 d).
     largest = b.square().sum(dim=-1).amax(dim=-1)[..., None, None]
     squared = _dot_product_epsilon(a) * (a.square().sum(dim=-1, keepdim=True) + largest)
-    return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
+    return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(
+        min=torch.finfo(a.dtype).tiny
+    )
 
 
 SCORERS = {
     "cosine": Scorer(_unit_rows_or_zero, lambda a, b: a @ b.mT, _rounding_of_cosines),
     "dot": Scorer(_nan_overflowing_rows, lambda a, b: a @ b.mT, _rounding_relative_to_largest),
     "euclidean": Scorer(
-        lambda rows: rows, lambda a, b: -torch.cdist(a, b), _rounding_of_distances, is_shift_invariant=True
+        lambda rows: rows,
+        lambda a, b: -torch.cdist(a, b),
+        _rounding_of_distances,
+        is_shift_invariant=True,
     ),
 }
 
 
-def widest_affordable_dtype(scorer: Scorer, rows: Tensor, num_pairs: int, is_exact: bool = True) -> torch.dtype:
-    """Return the type to compare rows in: of few pairs the widest, so that the order of rows changes no rank."""
+def widest_affordable_dtype(
+    scorer: Scorer, rows: Tensor, num_pairs: int, is_exact: bool = True
+) -> torch.dtype:
+    """Return the type to compare rows in: of few pairs the widest, so that the order of rows
+    changes no rank.
+    """
     is_wide = is_exact and scorer.is_builtin and num_pairs <= FEW_PAIRS
     return wide_dtype(rows.device) if is_wide else torch.promote_types(rows.dtype, torch.float32)
 
 
 def prepare_rows(rows: Tensor, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows ready for ``compare``; the mean is subtracted first, for precision, if that changes no score."""
+    """Return rows ready for ``compare``; the mean is subtracted first, for precision, if that
+    changes no score.
+    """
     if scorer.is_shift_invariant:
         rows = widen(rows) - centre
     with torch.autocast(rows.device.type, enabled=False):

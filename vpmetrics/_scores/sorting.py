@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vpmetrics._util.dtypes import is_numpy_ready
 
-# Between these numbers of scores radix may be the faster way. With fewer, torch does not sort by radix; more would need
-# too much memory, at up to 40 bytes per score.
+# Between these numbers of scores radix may be the faster way. With fewer, torch does not sort by
+# radix; more would need too much memory, at up to 40 bytes per score.
 _FEWEST_FOR_RADIX = 1 << 15
 _MOST_FOR_RADIX = 1 << 24
 _TIMED_RUNS = 3  # of each way; the fastest one counts
@@ -32,13 +32,17 @@ def sort_scores(scores: Tensor) -> Tensor:
 
 @cache
 def is_radix_faster(dtype: torch.dtype) -> bool:
-    """Return whether radix sorts scores of this type faster than NumPy does; measured once per process.
+    """Return whether radix sorts scores of this type faster than NumPy does; measured once per
+    process.
 
-    NumPy compares, 8 or 16 scores at a time where the processor has AVX-512 or AVX2. Radix takes half of its time on
-    other processors, and several times as long on those. Both give the same order.
+    NumPy compares, 8 or 16 scores at a time where the processor has AVX-512 or AVX2. Radix takes
+    half of its time on other processors, and several times as long on those. Both give the same
+    order.
     """
     scores = torch.rand(_FEWEST_FOR_RADIX, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    return _shortest_seconds(_sort_by_radix, scores) < _shortest_seconds(_sort_by_comparison, scores)
+    return _shortest_seconds(_sort_by_radix, scores) < _shortest_seconds(
+        _sort_by_comparison, scores
+    )
 
 
 def _shortest_seconds(sort: Callable[[Tensor], Tensor], scores: Tensor) -> float:
@@ -63,6 +67,8 @@ def _sort_by_radix(scores: Tensor) -> Tensor:
 
 
 def _flip_negative(bits: Tensor) -> Tensor:
-    """Return floats, read as integers, in the order of the floats: all bits but the sign of a negative one flip."""
+    """Return floats, read as integers, in the order of the floats: all bits but the sign of a
+    negative one flip.
+    """
     kind = torch.iinfo(bits.dtype)
     return (bits >> (kind.bits - 1)).bitwise_and_(kind.max).bitwise_xor_(bits)

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class TrialSideDisclosure(NamedTuple):
-    """Disclosure by the trials of each speaker on one side; all fields ``(S,)``, NaN where there are no trials."""
+    """Disclosure by the trials of each speaker on one side; all fields ``(S,)``, NaN where there
+    are no trials.
+    """
 
     of_targets: Tensor  # first half of the speaker's D_ECE, in bits
     of_nontargets: Tensor  # second half
@@ -30,7 +32,9 @@ class TrialSideDisclosure(NamedTuple):
 
     @property
     def d_ece(self) -> Tensor:
-        """D_ECE of each speaker, both kinds of trials with equal weight; NaN where one kind is missing."""
+        """D_ECE of each speaker, both kinds of trials with equal weight; NaN where one kind is
+        missing.
+        """
         return self.of_targets + self.of_nontargets
 
     @property
@@ -41,9 +45,11 @@ class TrialSideDisclosure(NamedTuple):
 
 
 class SpeakerDisclosure(NamedTuple):
-    """Disclosure of every speaker by the calibration of all trials: as enrolled, as tested, and as either.
+    """Disclosure of every speaker by the calibration of all trials: as enrolled, as tested, and as
+    either.
 
-    ``speakers`` ``(S,)``, ascending. A target trial counts once in ``both``, a non-target trial for both its speakers.
+    ``speakers`` ``(S,)``, ascending. A target trial counts once in ``both``, a non-target trial for
+    both its speakers.
     """
 
     speakers: Tensor
@@ -53,7 +59,9 @@ class SpeakerDisclosure(NamedTuple):
 
 
 class SpeakerIdentification(NamedTuple):
-    """Mean bits of the inputs of each speaker in identification, and how many these are, ``(S,)``."""
+    """Mean bits of the inputs of each speaker in identification, and how many these are,
+    ``(S,)``.
+    """
 
     speakers: Tensor
     inputs: Tensor
@@ -62,12 +70,18 @@ class SpeakerIdentification(NamedTuple):
 
 
 def _make_evidence_finder(scores: ConditionScores) -> Finder:
-    """Return a function from scores to the evidence of non-targets, of targets, and its strength by Laplace's rule."""
+    """Return a function from scores to the evidence of non-targets, of targets, and its strength by
+    Laplace's rule.
+    """
     steps = scores.counts.ascending
-    return scores.make_finder([d_ece_term(-steps.llr), d_ece_term(steps.llr), steps.laplace_llr().abs().detach()])
+    return scores.make_finder(
+        [d_ece_term(-steps.llr), d_ece_term(steps.llr), steps.laplace_llr().abs().detach()]
+    )
 
 
-def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speakers: Tensor) -> SpeakerDisclosure:
+def compute_speaker_disclosure(
+    pairs: PairBlocks, scores: ConditionScores, speakers: Tensor
+) -> SpeakerDisclosure:
     """Return the disclosure of every speaker, from one more pass over the pairs."""
     find, dtype = _make_evidence_finder(scores), wide_dtype(speakers.device)
     # Evidence and numbers of trials: of targets, of non-targets by enrolled and by tested speaker.
@@ -82,18 +96,28 @@ def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speak
             each = torch.stack([torch.where(chosen, target, 0).sum(1), chosen.to(dtype).sum(1)])
             sums[0].index_add_(1, index[0], each)
             trials = (~block.is_target & block.is_trial).to(dtype)
-            nontarget, strength = torch.where(trials > 0, nontarget, 0), torch.where(block.is_trial, strength, 0)
+            nontarget, strength = (
+                torch.where(trials > 0, nontarget, 0),
+                torch.where(block.is_trial, strength, 0),
+            )
         for side in (0, 1):
             strongest[side].scatter_reduce_(0, index[side], strength.amax(1 - side), "amax")
-            sums[1 + side].index_add_(1, index[side], torch.stack([nontarget.sum(1 - side), trials.sum(1 - side)]))
-    (sums,), (strongest,) = pairs.processes.all_reduce(sums), pairs.processes.all_reduce(strongest, op="MAX")
+            sums[1 + side].index_add_(
+                1, index[side], torch.stack([nontarget.sum(1 - side), trials.sum(1 - side)])
+            )
+    (sums,), (strongest,) = (
+        pairs.processes.all_reduce(sums),
+        pairs.processes.all_reduce(strongest, op="MAX"),
+    )
     return speaker_disclosure_of_sums(speakers, sums, strongest, scores.has_unordered_pairs)
 
 
 def compute_disclosure_of_trials(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, places: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
-    """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2, P)`` refer to ``names``."""
+    """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2, P)``
+    refer to ``names``.
+    """
     nontarget, target, strengths = _make_evidence_finder(scores)(preds.clone())
     each = torch.where(is_target, target, nontarget)
     each = torch.stack([each, torch.ones_like(each)])
@@ -101,13 +125,17 @@ def compute_disclosure_of_trials(
     sums = [empty.index_add(1, places[0], each * is_target)]
     sums += [empty.index_add(1, place, each * ~is_target) for place in places]
     strongest = empty.scatter_reduce(1, places, strengths.expand(2, -1), "amax")
-    return speaker_disclosure_of_sums(names, torch.stack(sums), strongest, scores.has_unordered_pairs)
+    return speaker_disclosure_of_sums(
+        names, torch.stack(sums), strongest, scores.has_unordered_pairs
+    )
 
 
 def speaker_disclosure_of_sums(
     names: Tensor, sums: Tensor, strongest: Tensor, has_unordered_pairs: bool
 ) -> SpeakerDisclosure:
-    """Return the disclosure from sums of evidence, numbers of trials ``(3, 2, S)`` and largest evidence ``(2, S)``."""
+    """Return the disclosure from sums of evidence, numbers of trials ``(3, 2, S)`` and largest
+    evidence ``(2, S)``.
+    """
     order = names.argsort(stable=True)
     target_sums, enrolled, probed = sums[..., order]
     worst = strongest[:, order]
@@ -116,7 +144,10 @@ def speaker_disclosure_of_sums(
     # If both sides are the same utterances, it is arbitrary which of two is the row.
     for nontarget_sums, largest in sides[-1:] * 3 if has_unordered_pairs else sides:
         (of_targets, targets), (of_nontargets, nontargets) = target_sums, nontarget_sums
-        halves = of_targets / targets / (2 * math.log(2)), of_nontargets / nontargets / (2 * math.log(2))
+        halves = (
+            of_targets / targets / (2 * math.log(2)),
+            of_nontargets / nontargets / (2 * math.log(2)),
+        )
         is_known = (targets + nontargets > 0) & ~(of_targets + of_nontargets).isnan()
         l_w = torch.where(is_known, largest / math.log(10), torch.nan)
         disclosures.append(TrialSideDisclosure(*halves, targets, nontargets, l_w))
@@ -133,14 +164,18 @@ def average_bits_by_speaker(identification: Identification) -> SpeakerIdentifica
 
 
 def find_largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest number and its index, as a floating number; NaN for both where there is none."""
+    """Return the largest number and its index, as a floating number; NaN for both where there is
+    none.
+    """
     values = pad(values, (0, 1), value=math.nan)
     place = torch.where(values.isnan(), -torch.inf, values).argmax(0, keepdim=True)
     largest = values.gather(0, place).squeeze(0)
     return largest, torch.where(largest.isnan(), torch.nan, place.squeeze(0).to(largest.dtype))
 
 
-def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentification | None = None) -> dict[str, Tensor]:
+def speaker_scalars(
+    disclosed: SpeakerDisclosure, identified: SpeakerIdentification | None = None
+) -> dict[str, Tensor]:
     """Return which tested speaker is protected worst, and how far speakers are apart."""
     values = disclosed.probed.d_ece
     worst, place = find_largest(values)

@@ -1,4 +1,6 @@
-"""Similarity of all pairs of speakers, diagonal dominance, de-identification and voice distinctiveness."""
+"""Similarity of all pairs of speakers, diagonal dominance, de-identification and voice
+distinctiveness.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _MOST_SPEAKERS = 2048  # of more speakers, a report keeps no matrix for its figu
 
 
 class SimilarityMatrices(NamedTuple):
-    """Similarities ``(S, S)`` of all pairs of speakers: rows by the first letter, columns by the second."""
+    """Similarities ``(S, S)`` of all pairs of speakers: rows by the first letter, columns by the
+    second.
+    """
 
     oo: Tensor
     op: Tensor
@@ -37,13 +41,20 @@ class SimilaritySummary(NamedTuple):
     between_speakers: Tensor  # (S,), mean similarity to others
     dominance: Tensor  # of similarities
     dominance_log: Tensor  # of their logarithms
-    pair_sums: Tensor  # (3, S), of 1, similarities and their logarithms over the pairs with others, on either side
+    # (3, S), of 1, similarities and their logarithms over the pairs with others, on either side
+    pair_sums: Tensor
 
 
 def compute_dominance(
-    data: EvaluationData, condition: Condition, similarity: str, scorer: Scorer, bandwidth: float | None = None
+    data: EvaluationData,
+    condition: Condition,
+    similarity: str,
+    scorer: Scorer,
+    bandwidth: float | None = None,
 ) -> Tensor:
-    """Return the diagonal dominance of a condition; its matrix is never held, only some of its rows at a time."""
+    """Return the diagonal dominance of a condition; its matrix is never held, only some of its rows
+    at a time.
+    """
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     if len(data.speakers) == 0:
         warn_undefined("There are no utterances.")
@@ -51,7 +62,13 @@ def compute_dominance(
     if len(enrolment) == 0 or len(test) == 0:
         return torch.full((), torch.nan, dtype=dtype, device=data.speakers.device)
     pairs = PairBlocks(
-        enrolment, test, len(data.speakers), scorer, condition, data.processes, keep_digits=bandwidth is None
+        enrolment,
+        test,
+        len(data.speakers),
+        scorer,
+        condition,
+        data.processes,
+        keep_digits=bandwidth is None,
     )
     scores = collect_pair_scores(pairs, bandwidth)
     summary, _ = summarise_similarity(pairs, scores, similarity, keeps_matrix=False)
@@ -65,7 +82,9 @@ def compute_matrices(
     bandwidth: float | None = None,
     conditions: tuple[str, ...] = WITHOUT_SESSIONS,
 ) -> SimilarityMatrices:
-    """Return the matrices of some conditions, speakers ascending; NaN for others and where a side is missing."""
+    """Return the matrices of some conditions, speakers ascending; NaN for others and where a side
+    is missing.
+    """
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     count = len(data.speakers)
     if count == 0:
@@ -77,7 +96,13 @@ def compute_matrices(
         matrix = torch.full((count, count), torch.nan, dtype=dtype, device=data.speakers.device)
         if name in conditions and len(enrolment) and len(test):
             pairs = PairBlocks(
-                enrolment, test, count, scorer, CONDITIONS[name], data.processes, keep_digits=bandwidth is None
+                enrolment,
+                test,
+                count,
+                scorer,
+                CONDITIONS[name],
+                data.processes,
+                keep_digits=bandwidth is None,
             )
             rows = _similarity_rows(pairs, collect_pair_scores(pairs, bandwidth), similarity)
             matrix = _join_rows(pairs, rows).to(dtype)[order][:, order]
@@ -87,20 +112,30 @@ def compute_matrices(
 
 
 def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> Tensor:
-    """Return the matrix ``(S, S)`` of the rows of all processes; within one side with both halves."""
+    """Return the matrix ``(S, S)`` of the rows of all processes; within one side with both
+    halves.
+    """
     device = pairs.enrolment.speaker_index.device
-    matrix = torch.full((pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device)
+    matrix = torch.full(
+        (pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device
+    )
     for group, means in parts:
         matrix[group.first_speaker : group.last_speaker] = means
     if pairs.processes.world_size > 1:
         # Whatever a process did not compute is -inf, and the largest of all processes is the value.
-        (matrix,) = pairs.processes.all_reduce(torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX")
+        (matrix,) = pairs.processes.all_reduce(
+            torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX"
+        )
         matrix = torch.where(matrix == -torch.inf, torch.nan, matrix)
     return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_same_rows else matrix
 
 
-def _similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Iterator[tuple[RowGroup, Tensor]]:
-    """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where there is no trial."""
+def _similarity_rows(
+    pairs: PairBlocks, scores: ConditionScores, similarity: str
+) -> Iterator[tuple[RowGroup, Tensor]]:
+    """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where
+    there is no trial.
+    """
     llr = scores.laplace_llr_of_steps()
     is_geometric = similarity == "geometric"
     find = scores.make_finder([logsigmoid(llr) if is_geometric else llr])
@@ -108,26 +143,41 @@ def _similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str
         yield group, means.exp() if is_geometric else means.sigmoid()
 
 
-def _pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[RowGroup, Tensor]]:
-    """Yield means ``(v, S)``, over trials, of a function of scores, for the speakers of a row group and all speakers.
+def _pair_means(
+    pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]
+) -> Iterator[tuple[RowGroup, Tensor]]:
+    """Yield means ``(v, S)``, over trials, of a function of scores, for the speakers of a row group
+    and all speakers.
 
-    Where both sides are the same utterances, every pair of speakers appears once, in ascending order.
+    Where both sides are the same utterances, every pair of speakers appears once, in ascending
+    order.
     """
     rows, columns = pairs.enrolment.speaker_index, pairs.test.speaker_index
     dtype = wide_dtype(rows.device)
     for group in pairs.row_groups():
         size = group.last_speaker - group.first_speaker
-        sums, counts = (torch.zeros(size, pairs.num_speakers, dtype=dtype, device=rows.device) for _ in range(2))
-        row_counts = count_values(rows[group.rows.start : group.rows.stop] - group.first_speaker, size)
+        sums, counts = (
+            torch.zeros(size, pairs.num_speakers, dtype=dtype, device=rows.device) for _ in range(2)
+        )
+        row_counts = count_values(
+            rows[group.rows.start : group.rows.stop] - group.first_speaker, size
+        )
         for others in group.other_columns:
-            counts += row_counts[:, None] * count_values(columns[others.start : others.stop], pairs.num_speakers)
+            counts += row_counts[:, None] * count_values(
+                columns[others.start : others.stop], pairs.num_speakers
+            )
         for block in pairs.blocks(group):
             values = values_of(block.scores.clone() if pairs.is_exact else block.scores).to(dtype)
             parts = [(sums, values)]
             if block.is_trial is not None:
-                parts = [(sums, values.masked_fill(~block.is_trial, 0)), (counts, block.is_trial.to(dtype))]
+                parts = [
+                    (sums, values.masked_fill(~block.is_trial, 0)),
+                    (counts, block.is_trial.to(dtype)),
+                ]
             for total, part in parts:
-                by_row = part.new_zeros(size, part.shape[1]).index_add(0, rows[block.rows] - group.first_speaker, part)
+                by_row = part.new_zeros(size, part.shape[1]).index_add(
+                    0, rows[block.rows] - group.first_speaker, part
+                )
                 total.index_add_(1, columns[block.columns], by_row)
         yield group, torch.where(counts > 0, sums / counts, torch.nan)
 
@@ -135,7 +185,9 @@ def _pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Ite
 def summarise_similarity(
     pairs: PairBlocks, scores: ConditionScores, similarity: str, keeps_matrix: bool = True
 ) -> tuple[SimilaritySummary, Tensor | None]:
-    """Return sums over the similarity matrix of one condition, and the matrix if it has at most 2048 rows."""
+    """Return sums over the similarity matrix of one condition, and the matrix if it has at most
+    2048 rows.
+    """
     has_matrix = keeps_matrix and pairs.num_speakers <= _MOST_SPEAKERS
     device = pairs.test.ids.device
     sums = torch.zeros(3, 3, pairs.num_speakers, dtype=wide_dtype(device), device=device)
@@ -145,13 +197,16 @@ def summarise_similarity(
         if has_matrix:
             rows.append((group, means.detach()))
     (sums,) = pairs.processes.all_reduce(sums)
-    return _summarise_sums(sums, pairs.is_same_rows), _join_rows(pairs, rows) if has_matrix else None
+    return _summarise_sums(sums, pairs.is_same_rows), (
+        _join_rows(pairs, rows) if has_matrix else None
+    )
 
 
 def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
     """Return sums of 1, similarities and their logarithms of some rows ``(v, S)``, ``(3, 3, S)``.
 
-    First index: 0 the diagonal, 1 row sums, 2 column sums, both without the diagonal. Row 0 is ``first_speaker``.
+    First index: 0 the diagonal, 1 row sums, 2 column sums, both without the diagonal. Row 0 is
+    ``first_speaker``.
     """
     each = torch.stack([torch.ones_like(similarities), similarities, similarities.log2()])
     each = torch.where(similarities.isnan(), 0, each)
@@ -163,7 +218,8 @@ def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
 def _summarise_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
     (counts, within, log_within), of_rows, of_columns = sums
     within, log_within = within / counts, log_within / counts
-    # If both sides are the same utterances, a pair appears once and counts for both of its speakers.
+    # If both sides are the same utterances, a pair appears once and counts for both of its
+    # speakers.
     pair_sums = of_rows + of_columns
     compared, alike, _ = pair_sums if has_unordered_pairs else of_rows
     number, total, log_total = of_rows.sum(1)
@@ -172,9 +228,13 @@ def _summarise_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummar
 
 
 def summarise_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
-    """Return sums over a matrix; ``has_unordered_pairs``: the matrix is symmetric, each pair counts once."""
+    """Return sums over a matrix; ``has_unordered_pairs``: the matrix is symmetric, each pair counts
+    once.
+    """
     is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & has_unordered_pairs
-    return _summarise_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), has_unordered_pairs)
+    return _summarise_sums(
+        _sum_rows(matrix.masked_fill(is_double, torch.nan), 0), has_unordered_pairs
+    )
 
 
 def diagonal_and_row_means(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -190,7 +250,9 @@ def deid_of_dominances(original: Tensor, protected: Tensor) -> Tensor:
 
 def gvd_of_dominances(original: Tensor, protected: Tensor) -> Tensor:
     """Return G_VD in dB from the diagonal dominance of OO and that of PP; warn where it is -inf."""
-    message = "Protected speech has no dominant diagonal: its voices are all alike, and G_VD is -inf."
+    message = (
+        "Protected speech has no dominant diagonal: its voices are all alike, and G_VD is -inf."
+    )
     with collect_warnings():
         gain = 10 * dominance_ratio(protected, original).log10()
         warn_if(gain.isneginf(), lambda is_so: message if is_so else None)
@@ -198,11 +260,15 @@ def gvd_of_dominances(original: Tensor, protected: Tensor) -> Tensor:
 
 
 def dominance_ratio(dominance: Tensor, original: Tensor) -> Tensor:
-    """Return diagonal dominance relative to original speech; NaN and one warning if that has none."""
+    """Return diagonal dominance relative to original speech; NaN and one warning if that has
+    none.
+    """
     # The means of equal similarities may differ in the last digits.
     digits = 16 * torch.finfo(original.dtype).eps
     original = torch.where(original > digits, original, torch.nan)
     ratio = torch.where(dominance <= digits, 0, dominance) / original
-    reason = "The matrix of original speech has no dominant diagonal: too few or too similar speakers."
+    reason = (
+        "The matrix of original speech has no dominant diagonal: too few or too similar speakers."
+    )
     warn_undefined(reason, ratio.isnan())
     return ratio

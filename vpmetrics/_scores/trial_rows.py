@@ -1,4 +1,6 @@
-"""Rows to compare on both sides of a condition: every pair of an enrolment and a test row that is a trial."""
+"""Rows to compare on both sides of a condition: every pair of an enrolment and a test row that is a
+trial.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from vpmetrics._util.dtypes import widen
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import Utterances
 
-_ROUNDED_BITS = {torch.float64: 12, torch.float32: 4}  # last bits dropped, so that equal scores stay equal
+# last bits dropped, so that equal scores stay equal
+_ROUNDED_BITS = {torch.float64: 12, torch.float32: 4}
 
 
 def inner_products(enrolment_rows: Tensor, test_rows: Tensor) -> Tensor:
@@ -25,9 +28,10 @@ def inner_products(enrolment_rows: Tensor, test_rows: Tensor) -> Tensor:
 class TrialRows:
     """Rows ``(A, E)`` and ``(B, E)`` whose comparison is the score of a trial, with their labels.
 
-    ``enrolment`` and ``test`` hold the labels, sorted by ``speaker_index``. ``average(members, members)`` returns
-    rows of conversations ``(K, C, E)`` and ``(K, B, E)`` for members ``(K, C, L)`` and ``(K, B, L)`` of both sides:
-    those of the attacker, and those of the attacker whom permuted speakers taught, where these differ.
+    ``enrolment`` and ``test`` hold the labels, sorted by ``speaker_index``. ``average(members,
+    members)`` returns rows of conversations ``(K, C, E)`` and ``(K, B, E)`` for members ``(K, C,
+    L)`` and ``(K, B, L)`` of both sides: those of the attacker, and those of the attacker whom
+    permuted speakers taught, where these differ.
     """
 
     enrolment: Utterances
@@ -44,7 +48,9 @@ class TrialRows:
         return self.condition.is_same_side and torch.equal(self.enrolment.ids, self.test.ids)
 
 
-def make_plain_rows(enrolment: Utterances, test: Utterances, condition: Condition, scorer: Scorer) -> TrialRows:
+def make_plain_rows(
+    enrolment: Utterances, test: Utterances, condition: Condition, scorer: Scorer
+) -> TrialRows:
     """Return the rows of plain comparison, sorted by speaker."""
     enrolment_by_speaker = enrolment.take(enrolment.speaker_index.argsort(stable=True))
     test_by_speaker = enrolment_by_speaker
@@ -74,14 +80,28 @@ def make_plain_rows(enrolment: Utterances, test: Utterances, condition: Conditio
         test_rows = prepare(test_by_speaker.embeddings)
 
     def average(enrolment_members: Tensor, test_members: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        return [(average_side(enrolment_rows, enrolment_members), average_side(test_rows, test_members))]
+        return [
+            (average_side(enrolment_rows, enrolment_members), average_side(test_rows, test_members))
+        ]
 
-    return TrialRows(enrolment_by_speaker, test_by_speaker, enrolment_rows, test_rows, condition, average, compare)
+    return TrialRows(
+        enrolment_by_speaker,
+        test_by_speaker,
+        enrolment_rows,
+        test_rows,
+        condition,
+        average,
+        compare,
+    )
 
 
 def round_scores(scores: Tensor) -> Tensor:
-    """Return scores without their last bits, so that scores that are equal in exact arithmetic compare as equal."""
-    largest = scores.detach().abs().nan_to_num(0, 0, 0).amax() if scores.numel() else scores.new_zeros(())
+    """Return scores without their last bits, so that scores that are equal in exact arithmetic
+    compare as equal.
+    """
+    largest = (
+        scores.detach().abs().nan_to_num(0, 0, 0).amax() if scores.numel() else scores.new_zeros(())
+    )
     unit = torch.finfo(scores.dtype).eps * 2 ** _ROUNDED_BITS[scores.dtype]
     exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
     step = torch.ldexp(torch.full_like(largest, unit), exponent)

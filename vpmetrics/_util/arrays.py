@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 def as_floating_tensor(name: str, value: Any, device: torch.device | None = None) -> Any:
-    """Return a list, tuple or NumPy array of numbers as a tensor; tensors and anything else as they are.
+    """Return a list, tuple or NumPy array of numbers as a tensor; tensors and anything else as they
+    are.
 
     Lists of Python numbers become float32, arrays keep their type. Errors call the value ``name``.
     """
@@ -24,18 +25,24 @@ def as_floating_tensor(name: str, value: Any, device: torch.device | None = None
 
 
 def as_integer_tensor(name: str, value: Any, device: torch.device | None = None) -> Any:
-    """Return a list, tuple or NumPy array of whole numbers or booleans as a tensor; anything else as it is."""
+    """Return a list, tuple or NumPy array of whole numbers or booleans as a tensor; anything else
+    as it is.
+    """
     if isinstance(value, (list, tuple)):
         value = np.asarray(value) if len(value) else np.empty(0, dtype=np.int64)
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iub":
-            raise TypeError(f"Expected `{name}` to hold integers or booleans, but got {value.dtype}.")
+            raise TypeError(
+                f"Expected `{name}` to hold integers or booleans, but got {value.dtype}."
+            )
         dtype = bool if value.dtype.kind == "b" else np.int64
         return torch.from_numpy(value.astype(dtype)).to(device)
     return value
 
 
-def _stack_floating_list(name: str, rows: list[Any] | tuple[Any, ...], device: torch.device | None) -> Tensor:
+def _stack_floating_list(
+    name: str, rows: list[Any] | tuple[Any, ...], device: torch.device | None
+) -> Tensor:
     try:
         if len(rows) and isinstance(rows[0], Tensor):
             return torch.stack(list(rows))
@@ -44,6 +51,6 @@ def _stack_floating_list(name: str, rows: list[Any] | tuple[Any, ...], device: t
         return torch.tensor(rows, dtype=torch.float32, device=device)
     except (ValueError, RuntimeError, TypeError) as error:
         raise TypeError(
-            f"Expected `{name}` to be a tensor, an array, or a list of numbers or of rows of one length, "
-            f"but got a {type(rows).__name__} that is none of these: {error}"
+            f"Expected `{name}` to be a tensor, an array, or a list of numbers or of rows of one"
+            f" length, but got a {type(rows).__name__} that is none of these: {error}"
         ) from error

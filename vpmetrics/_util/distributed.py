@@ -1,4 +1,6 @@
-"""Collectives of torch.distributed: divide work among ranks, add up results, gather rows. Nothing else communicates."""
+"""Collectives of torch.distributed: divide work among ranks, add up results, gather rows. Nothing
+else communicates.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from torch import Tensor, distributed
 
 T = TypeVar("T")
 
-_LIST_DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64)  # narrowest first
+# narrowest first
+_LIST_DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,8 @@ class RankError(RuntimeError):
 
 
 def exchange_error(error: Exception | None, processes: Processes, device: torch.device) -> None:
-    """Raise on every process if one of them has an error; every process calls this before each of its collectives.
+    """Raise on every process if one of them has an error; every process calls this before each of
+    its collectives.
 
     One number is exchanged where there is no error, and the texts of the errors where there is one.
     """
@@ -77,8 +81,8 @@ def gather_objects(value: Any, group: Any) -> list[Any]:
 def raise_on_all_ranks(error: Exception | None, group: Any = None) -> None:
     """Raise on every rank if one of them has an error; every rank must call this.
 
-    An error that is raised on one rank alone leaves the others waiting in their next collective. The rank with an error
-    raises it; the others raise a :class:`RankError` that quotes it.
+    An error that is raised on one rank alone leaves the others waiting in their next collective.
+    The rank with an error raises it; the others raise a :class:`RankError` that quotes it.
     """
     if current_processes(group).world_size > 1:
         text = None if error is None else f"{type(error).__name__}: {error}"
@@ -93,7 +97,9 @@ def raise_on_all_ranks(error: Exception | None, group: Any = None) -> None:
 
 
 def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
-    """Return the dtype's index, dimensions beyond the first, and width of a list state; -1 first for other states."""
+    """Return the dtype's index, dimensions beyond the first, and width of a list state; -1 first
+    for other states.
+    """
     if isinstance(state, Tensor) or not state:
         return [-1, 0, 0]
     width = state[0].shape[1] if state[0].dim() > 1 else 0
@@ -103,7 +109,8 @@ def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
 def align_list_states(
     states: Mapping[str, Any], gather: Callable[[Tensor], Sequence[Tensor]], device: torch.device
 ) -> dict[str, list[Tensor]]:
-    """Bring list states into one dtype and width on all processes, by one exchange, so that they can be gathered.
+    """Bring list states into one dtype and width on all processes, by one exchange, so that they
+    can be gathered.
 
     A process without a batch has neither, and gathering aborts where they differ.
     """
@@ -111,16 +118,22 @@ def align_list_states(
     description = torch.tensor(forms, dtype=torch.int64, device=device).flatten()
     descriptions = [row.tolist() for row in gather(description)]
     if len({len(row) for row in descriptions}) > 1:
-        raise ValueError("Expected the same metric on all processes, but its states differ between them.")
+        raise ValueError(
+            "Expected the same metric on all processes, but its states differ between them."
+        )
     aligned = {}
     for number, (name, state) in enumerate(states.items()):
         forms_of_ranks = [row[3 * number : 3 * number + 3] for row in descriptions]
         known_forms = [form for form in forms_of_ranks if form[0] >= 0]
         widths = sorted({form[2] for form in known_forms})
         if len(widths) > 1:
-            raise ValueError(f"Expected `{name}` to have one width on all processes, but got {widths}.")
+            raise ValueError(
+                f"Expected `{name}` to have one width on all processes, but got {widths}."
+            )
         if known_forms and not isinstance(state, Tensor):
             dtype, dimensions, width = max(known_forms)
-            empty = torch.empty((0, width)[: 1 + dimensions], dtype=_LIST_DTYPES[dtype], device=device)
+            empty = torch.empty(
+                (0, width)[: 1 + dimensions], dtype=_LIST_DTYPES[dtype], device=device
+            )
             aligned[name] = [torch.cat([empty, *(rows.to(empty.dtype) for rows in state)])]
     return aligned

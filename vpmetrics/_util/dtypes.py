@@ -24,7 +24,9 @@ def widen(tensor: Tensor) -> Tensor:
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:
     """Return the type of results: float64 if any input is float64, otherwise float32."""
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    return (
+        torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+    )
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -33,7 +35,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def is_finite_everywhere(tensor: Tensor) -> Tensor:
-    """Return whether every number is finite, as one tensor ``()``; minimum and maximum show it, and are fast."""
+    """Return whether every number is finite, as one tensor ``()``; minimum and maximum show it, and
+    are fast.
+    """
     if tensor.numel() == 0:
         return tensor.new_ones((), dtype=torch.bool)
     low, high = tensor.detach().aminmax()
@@ -51,7 +55,9 @@ def power_of_two_near(peak: Tensor, least: float) -> Tensor:
 
 def is_numpy_ready(tensor: Tensor) -> bool:
     """Return whether NumPy can work on the memory of the tensor, which on a CPU is often faster."""
-    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+    return (
+        tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+    )
 
 
 def read_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""Input files: errors that the user can correct, a limit of what they unpack to, and the list of files read."""
+"""Input files: errors that the user can correct, a limit of what they unpack to, and the list of
+files read.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,32 @@ from vpmetrics._util.scalar import printable
 
 Array = np.ndarray[Any, Any]
 
-# What a packed file may ask for: a million embeddings of 512 numbers. Its own size is always allowed.
+# What a packed file may ask for: a million embeddings of 512 numbers. Its own size is always
+# allowed.
 _UNPACKED_BYTES = 1 << 31
 
 read_files: dict[str, str] = {}  # the files that this run has read, and a description of each
 
 
 class InputError(Exception):
-    """Something is wrong with a file or an option; the text says where, what was expected and what came."""
+    """Something is wrong with a file or an option; the text says where, what was expected and what
+    came.
+    """
 
-    def __init__(self, message: str, path: Path | str | None = None, line: int | None = None) -> None:
+    def __init__(
+        self, message: str, path: Path | str | None = None, line: int | None = None
+    ) -> None:
         where = "" if path is None else shorten(str(path), 200) + (f":{line}: " if line else ": ")
         super().__init__(printable(shorten(where + message, 1000)))
 
 
 def shorten(text: str, width: int = 60) -> str:
     """Return a text of at most ``width`` characters: of a long one, its start and its end."""
-    return text if len(text) <= width else f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+    return (
+        text
+        if len(text) <= width
+        else f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
+    )
 
 
 def quote(value: object) -> str:
@@ -50,7 +61,9 @@ def record_file(path: str | Path, description: str) -> None:
 
 
 def format_suffix(path: str | Path) -> str:
-    """Return the suffix that tells the format, in lower case, without the point and without ``.gz``."""
+    """Return the suffix that tells the format, in lower case, without the point and without
+    ``.gz``.
+    """
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
 
 
@@ -69,9 +82,13 @@ def open_unpacked(path: str | Path) -> BinaryIO:
 
 
 def check_unpacked_size(num_bytes: int, path: str | Path) -> None:
-    """Raise if a file asks for more memory than any file of embeddings needs, before it is allocated."""
+    """Raise if a file asks for more memory than any file of embeddings needs, before it is
+    allocated.
+    """
     own_size = Path(path).stat().st_size if Path(path).is_file() else 0
     limit = max(_UNPACKED_BYTES, own_size)
     if num_bytes > limit:
         got = f"{num_bytes / (1 << 20):,.0f} MiB"
-        raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but got {got}; split it", path)
+        raise InputError(
+            f"expected at most {limit >> 20:,} MiB once unpacked, but got {got}; split it", path
+        )

@@ -1,4 +1,6 @@
-"""What a number is: key, heading, unit, the direction of privacy, description and range; and its name in logs."""
+"""What a number is: key, heading, unit, the direction of privacy, description and range; and its
+name in logs.
+"""
 
 from __future__ import annotations
 
@@ -60,10 +62,11 @@ SPEAKER = _Index("", "")
 class Scalar:
     """A number as people read it.
 
-    ``direction`` is where privacy lies: ``"low"``, ``"high"``, or None for neither. ``has_interval``: whether leaving
-    speakers out gives a confidence interval; not of extremes, chance levels, single speakers and names.
-    ``needs_many_trials``: whether it is undefined, without a warning, where there are few trials.
-    ``is_limited_by_speakers``: whether it cannot exceed log2 of the number of speakers.
+    ``direction`` is where privacy lies: ``"low"``, ``"high"``, or None for neither.
+    ``has_interval``: whether leaving speakers out gives a confidence interval; not of extremes,
+    chance levels, single speakers and names. ``needs_many_trials``: whether it is undefined,
+    without a warning, where there are few trials. ``is_limited_by_speakers``: whether it cannot
+    exceed log2 of the number of speakers.
     """
 
     key: str
@@ -110,21 +113,26 @@ def last_component(name: str) -> str:
 
 
 def check_scalar_names(argument: str, names: Any, choices: Sequence[str]) -> tuple[str, ...]:
-    """Return a sequence of names of scalars as a tuple; raise for a string and for names that do not exist."""
+    """Return a sequence of names of scalars as a tuple; raise for a string and for names that do
+    not exist.
+    """
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
     for name in names:
         if name not in choices:
             hint = closest_or_known_names(str(name), choices)
-            raise ValueError(f"Expected `{argument}` to name scalars of VoicePrivacy, but got {name!r}. {hint}")
+            raise ValueError(
+                f"Expected `{argument}` to name scalars of VoicePrivacy, but got {name!r}. {hint}"
+            )
     return tuple(names)
 
 
 def closest_or_known_names(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that ends a message about an unknown name, with the names that are most like it.
+    """Return a sentence that ends a message about an unknown name, with the names that are most
+    like it.
 
-    Names with a similar last component come first, since a forgotten prefix is a small mistake; then those that contain
-    it, as ``op_eer`` contains ``eer``.
+    Names with a similar last component come first, since a forgotten prefix is a small mistake;
+    then those that contain it, as ``op_eer`` contains ``eer``.
     """
     choices = sorted(names)
     if not choices:
@@ -143,5 +151,7 @@ def closest_or_known_names(name: str, names: Iterable[str]) -> str:
 
 
 def printable(name: object) -> str:
-    """Return a name with control characters spelt out: a name in a file must not move the cursor of a terminal."""
+    """Return a name with control characters spelt out: a name in a file must not move the cursor of
+    a terminal.
+    """
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(name))

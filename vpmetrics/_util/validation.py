@@ -1,7 +1,7 @@
 """Checks of arguments with their messages, and warnings that share one GPU sync.
 
-Kinds, dtypes and shapes are always checked. Checks of values force a GPU sync, so they can be switched off and read
-everything at once.
+Kinds, dtypes and shapes are always checked. Checks of values force a GPU sync, so they can be
+switched off and read everything at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ def check_floating(name: str, value: Any) -> None:
 
 
 def check_distractors(distractors: Any) -> Tensor | None:
-    """Return embeddings ``(G, D)`` of speakers without tests, detached, or None; raise for anything else."""
+    """Return embeddings ``(G, D)`` of speakers without tests, detached, or None; raise for anything
+    else.
+    """
     if distractors is None:
         return None
     if isinstance(distractors, np.ndarray):
         distractors = torch.from_numpy(distractors)
     check_floating("distractors", distractors)
     if distractors.dim() != 2:
-        raise ValueError(f"Expected `distractors` to have shape (G, D), but got {tuple(distractors.shape)}.")
+        raise ValueError(
+            f"Expected `distractors` to have shape (G, D), but got {tuple(distractors.shape)}."
+        )
     if not bool(distractors.isfinite().all()):
         raise ValueError("Expected `distractors` to be finite, but got NaN or infinity.")
     checked: Tensor = distractors.detach()
@@ -62,18 +66,27 @@ def check_integers(name: str, value: Any) -> None:
 def check_shape(name: str, value: Tensor, expected: tuple[int, ...], because: str) -> None:
     """Raise for a tensor of another shape."""
     if tuple(value.shape) != expected:
-        raise ValueError(f"Expected `{name}` to have shape {expected}, {because}, but got {tuple(value.shape)}.")
+        raise ValueError(
+            f"Expected `{name}` to have shape {expected}, {because}, but got {tuple(value.shape)}."
+        )
 
 
 def check_same_device(first: str, a: Tensor, second: str, b: Tensor) -> None:
     """Raise for two tensors that lie on different devices."""
     if a.device != b.device:
-        raise ValueError(f"Expected `{first}` and `{second}` to be on one device, but got {a.device} and {b.device}.")
+        raise ValueError(
+            f"Expected `{first}` and `{second}` to be on one device, but got {a.device} and"
+            f" {b.device}."
+        )
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise unless the value is one of the choices; True does not count as 1, nor a tensor as a number."""
-    if isinstance(value, bool) or not any(isinstance(value, type(one)) and value == one for one in choices):
+    """Raise unless the value is one of the choices; True does not count as 1, nor a tensor as a
+    number.
+    """
+    if isinstance(value, bool) or not any(
+        isinstance(value, type(one)) and value == one for one in choices
+    ):
         expected = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
 
@@ -85,7 +98,9 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def reject_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]) -> None:
-    """Raise for an argument of related metrics that this metric has no use for, with the reason; None is accepted."""
+    """Raise for an argument of related metrics that this metric has no use for, with the reason;
+    None is accepted.
+    """
     for name, reason in reasons.items():
         if options.pop(name, None) is not None:
             raise TypeError(f"{type(metric).__name__} takes no `{name}`: {reason}.")
@@ -128,44 +143,71 @@ def check_whole_number(name: str, value: Any, least: int) -> None:
 
 
 def check_whole_numbers(sizes: Any, smallest: int, name: str = "sizes") -> None:
-    """Raise unless the value is a sequence of distinct whole numbers, each at least ``smallest``."""
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(type(size) is int for size in sizes):
+    """Raise unless the value is a sequence of distinct whole numbers, each at least
+    ``smallest``.
+    """
+    if (
+        not isinstance(sizes, Sequence)
+        or isinstance(sizes, str)
+        or not all(type(size) is int for size in sizes)
+    ):
         raise TypeError(f"Expected `{name}` to be a sequence of whole numbers, but got {sizes!r}.")
     if len(sizes) == 0 or min(sizes) < smallest or len(set(sizes)) < len(sizes):
-        raise ValueError(f"Expected `{name}` to be different numbers of at least {smallest}, but got {sizes!r}.")
+        raise ValueError(
+            f"Expected `{name}` to be different numbers of at least {smallest}, but got {sizes!r}."
+        )
 
 
 def check_bandwidth(bandwidth: Any) -> None:
     """Raise for a kernel width that is neither None nor a positive number."""
     if bandwidth is not None:
         if not _is_number(bandwidth):
-            raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
+            raise TypeError(
+                f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}."
+            )
         _raise_unless(0 < bandwidth < math.inf, "bandwidth", "be positive and finite", bandwidth)
         if bandwidth < LEAST_BANDWIDTH:
             raise ValueError(
-                f"Expected `bandwidth` to be at least {LEAST_BANDWIDTH:g} standard deviations of the scores, "
-                f"but got {bandwidth:g}: narrower kernels round to steps without a gradient. None is exact."
+                f"Expected `bandwidth` to be at least {LEAST_BANDWIDTH:g} standard deviations of"
+                f" the scores, but got {bandwidth:g}: narrower kernels round to steps without a"
+                " gradient. None is exact."
             )
 
 
 def check_thresholds(thresholds: Any, score_range: Any) -> None:
-    """Raise unless these are None, a number of bins with or without its range, or ascending edges."""
-    if isinstance(thresholds, bool) or not (thresholds is None or isinstance(thresholds, (int, Tensor))):
+    """Raise unless these are None, a number of bins with or without its range, or ascending
+    edges.
+    """
+    if isinstance(thresholds, bool) or not (
+        thresholds is None or isinstance(thresholds, (int, Tensor))
+    ):
         raise TypeError(
-            f"Expected `thresholds` to be None, a number of bins or a tensor of edges, but got {thresholds!r}."
+            "Expected `thresholds` to be None, a number of bins or a tensor of edges, but got"
+            f" {thresholds!r}."
         )
     if isinstance(thresholds, int) and thresholds < 2:
         raise ValueError(f"Expected `thresholds` to be at least 2 bins, but got {thresholds}.")
     if isinstance(thresholds, Tensor):
         check_floating("thresholds", thresholds)
         if thresholds.dim() != 1 or len(thresholds) == 0:
-            raise ValueError(f"Expected `thresholds` to have shape (edges,), but got {tuple(thresholds.shape)}.")
+            raise ValueError(
+                f"Expected `thresholds` to have shape (edges,), but got {tuple(thresholds.shape)}."
+            )
         if not bool(thresholds.isfinite().all() & (thresholds.diff() > 0).all()):
-            raise ValueError("Expected `thresholds` to be finite and strictly ascending; outer bins are added to them.")
+            raise ValueError(
+                "Expected `thresholds` to be finite and strictly ascending; outer bins are added to"
+                " them."
+            )
     if score_range is not None:
         if not isinstance(thresholds, int):
-            raise ValueError("Expected `score_range` only together with `thresholds` as a number of bins.")
-        if not (isinstance(score_range, (tuple, list)) and len(score_range) == 2 and all(map(_is_number, score_range))):
+            raise ValueError(
+                "Expected `score_range` only together with `thresholds` as a number of bins."
+            )
+        if not (
+            isinstance(score_range, (tuple, list))
+            and len(score_range) == 2
+            and all(map(_is_number, score_range))
+        ):
             raise TypeError(f"Expected `score_range` to be two numbers, but got {score_range!r}.")
         is_valid = -math.inf < score_range[0] < score_range[1] < math.inf
         _raise_unless(is_valid, "score_range", "be two finite ascending numbers", score_range)
@@ -183,17 +225,23 @@ def check_finite_slope(slope: Any) -> None:
 
 
 def check_slopes(slope: Any, num_trials: int) -> None:
-    """Raise unless the value is a number or a floating tensor of one slope, or of one per trial; reads no values."""
+    """Raise unless the value is a number or a floating tensor of one slope, or of one per trial;
+    reads no values.
+    """
     if not isinstance(slope, Tensor):
         check_finite_slope(slope)
         return
     check_floating("slope", slope)
     if slope.numel() not in (1, num_trials) or slope.dim() > 1:
-        raise ValueError(f"Expected `slope` to have shape () or ({num_trials},), but got {tuple(slope.shape)}.")
+        raise ValueError(
+            f"Expected `slope` to have shape () or ({num_trials},), but got {tuple(slope.shape)}."
+        )
 
 
 def check_trials(preds: Any, target: Any, validate_values: bool) -> None:
-    """Check kinds, dtypes, shapes and devices of scores and labels; with ``validate_values`` also NaN and labels."""
+    """Check kinds, dtypes, shapes and devices of scores and labels; with ``validate_values`` also
+    NaN and labels.
+    """
     check_floating("preds", preds)
     check_tensor("target", target)
     if target.is_floating_point() or target.is_complex():
@@ -210,17 +258,29 @@ def check_trials(preds: Any, target: Any, validate_values: bool) -> None:
         has_other = (lowest_label < 0) | (highest_label > 1)
     is_wrong = torch.stack([has_nan, has_other]).tolist()  # one GPU sync for both
     if is_wrong[0]:
-        raise ValueError(f"Expected `preds` to hold no NaN, but got {int(preds.isnan().sum())} of {preds.numel()}.")
+        raise ValueError(
+            f"Expected `preds` to hold no NaN, but got {int(preds.isnan().sum())} of"
+            f" {preds.numel()}."
+        )
     if is_wrong[1]:
         odd = target[(target != 0) & (target != 1)].unique()[:5].tolist()
         raise ValueError(f"Expected `target` to hold only 0 and 1, but got {odd}.")
 
 
 def check_speakers_of_trials(speakers: Any, target: Tensor, validate_values: bool) -> None:
-    """Check kinds, shapes and devices of the speakers of both sides; with ``validate_values`` compare the labels."""
+    """Check kinds, shapes and devices of the speakers of both sides; with ``validate_values``
+    compare the labels.
+    """
     if not (isinstance(speakers, Sequence) and len(speakers) == 2):
-        got = f"{len(speakers)} of them" if isinstance(speakers, Sequence) else type(speakers).__name__
-        raise TypeError(f"Expected `speakers` to be two tensors, of the enrolment and the test side, but got {got}.")
+        got = (
+            f"{len(speakers)} of them"
+            if isinstance(speakers, Sequence)
+            else type(speakers).__name__
+        )
+        raise TypeError(
+            "Expected `speakers` to be two tensors, of the enrolment and the test side, but got"
+            f" {got}."
+        )
     for side, each in zip(("enrolment", "test"), speakers, strict=True):
         name = f"speakers of the {side} side"
         check_integers(name, each)
@@ -228,8 +288,8 @@ def check_speakers_of_trials(speakers: Any, target: Tensor, validate_values: boo
         check_same_device("target", target, name, each)
     if validate_values and (wrong := int(((speakers[0] == speakers[1]) != target.bool()).sum())):
         raise ValueError(
-            f"Expected `target` to be 1 where both `speakers` are the same and 0 elsewhere, but {wrong} of "
-            f"{target.numel()} trials are labelled otherwise."
+            "Expected `target` to be 1 where both `speakers` are the same and 0 elsewhere, but"
+            f" {wrong} of {target.numel()} trials are labelled otherwise."
         )
 
 
@@ -238,7 +298,9 @@ def _check_rows(name: str, rows: Any, shape: str) -> None:
     if rows.dim() != 2:
         raise ValueError(f"Expected `{name}` to have shape {shape}, but got {tuple(rows.shape)}.")
     if rows.shape[1] == 0:
-        raise ValueError(f"Expected `{name}` to have at least one dimension, but got shape {tuple(rows.shape)}.")
+        raise ValueError(
+            f"Expected `{name}` to have at least one dimension, but got shape {tuple(rows.shape)}."
+        )
 
 
 def _check_integer_column(name: str, column: Any, rows_name: str, rows: Tensor) -> None:
@@ -256,7 +318,9 @@ def check_embeddings(
     integer_columns: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> None:
-    """Check kinds, dtypes, shapes and devices of a batch of utterances and its further ``integer_columns``."""
+    """Check kinds, dtypes, shapes and devices of a batch of utterances and its further
+    ``integer_columns``.
+    """
     sides = {"original": original, "protected": protected}
     given = {name: side for name, side in sides.items() if side is not None}
     if not given:
@@ -264,7 +328,10 @@ def check_embeddings(
     for name, side in given.items():
         _check_rows(name, side, "(B, D)")
         if width is not None and side.shape[1] != width:
-            raise ValueError(f"Expected `{name}` to be {width} wide, as earlier batches, but got {side.shape[1]}.")
+            raise ValueError(
+                f"Expected `{name}` to be {width} wide, as earlier batches, but got"
+                f" {side.shape[1]}."
+            )
     (first, rows), *others = given.items()
     for name, side in others:
         check_shape(name, side, tuple(rows.shape), f"the shape of `{first}`")
@@ -281,13 +348,18 @@ def check_embeddings(
 
 def check_finite_embeddings(original: Tensor | None, protected: Tensor | None) -> None:
     """Raise for NaN and infinite embeddings; one GPU sync for both sides."""
-    sides = {name: side for name, side in (("original", original), ("protected", protected)) if side is not None}
+    sides = {
+        name: side
+        for name, side in (("original", original), ("protected", protected))
+        if side is not None
+    }
     bad = torch.stack([side.isfinite().logical_not().any() for side in sides.values()]).tolist()
     for (name, side), is_bad in zip(sides.items(), bad, strict=True):
         if is_bad:
             rows = int(side.isfinite().logical_not().any(1).sum())
             raise ValueError(
-                f"Expected `{name}` to hold finite numbers, but {rows} of {len(side)} rows hold NaN or infinity."
+                f"Expected `{name}` to hold finite numbers, but {rows} of {len(side)} rows hold NaN"
+                " or infinity."
             )
 
 
@@ -298,13 +370,15 @@ def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
     is_repeated = utterances[order].diff() == 0
     conflicts = [is_repeated & (column[order].diff() != 0) for column in given.values()]
     has_conflict = torch.stack([conflict.any() for conflict in conflicts]).tolist()
-    for (name, column), conflict, is_wrong in zip(given.items(), conflicts, has_conflict, strict=True):
+    for (name, column), conflict, is_wrong in zip(
+        given.items(), conflicts, has_conflict, strict=True
+    ):
         if is_wrong:
             pair = order[int(conflict.nonzero()[0]) :][:2]
             recording, (one, other) = int(utterances[pair[0]]), column[pair].tolist()
             raise ValueError(
-                f"Expected rows with the same `utterances` to have the same `{name}`, but got {one} and {other} for "
-                f"recording {recording}."
+                f"Expected rows with the same `utterances` to have the same `{name}`, but got {one}"
+                f" and {other} for recording {recording}."
             )
 
 
@@ -318,27 +392,39 @@ def check_histogram_shape(histogram: Any) -> None:
     """Check kind and shape of a rank histogram, not its values."""
     check_tensor("histogram", histogram)
     if histogram.is_complex() or histogram.dtype == torch.bool:
-        raise TypeError(f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}.")
+        raise TypeError(
+            f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}."
+        )
     if histogram.ndim == 0:
-        raise ValueError("Expected `histogram` to have shape (..., N), one entry per rank, but got ().")
+        raise ValueError(
+            "Expected `histogram` to have shape (..., N), one entry per rank, but got ()."
+        )
 
 
 def check_identification_shapes(scores: Any, target_index: Any) -> None:
     """Check kinds and shapes of identification trials, not their values."""
     check_floating("scores", scores)
     if scores.ndim != 2:
-        raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
+        raise ValueError(
+            f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}."
+        )
     if scores.shape[1] == 0:
-        raise ValueError(f"Expected `scores` to have at least one reference, but got shape {tuple(scores.shape)}.")
+        raise ValueError(
+            "Expected `scores` to have at least one reference, but got shape"
+            f" {tuple(scores.shape)}."
+        )
     _check_integer_column("target_index", target_index, "scores", scores)
 
 
 class _DeferredWarning(NamedTuple):
-    """A warning that depends on a number on the GPU; the numbers of all warnings are read in one GPU sync."""
+    """A warning that depends on a number on the GPU; the numbers of all warnings are read in one
+    GPU sync.
+    """
 
     number: Tensor | None  # None: warn in any case
     text: Callable[[float], str | None]  # None: do not warn
-    is_undefined: bool  # explains a NaN; only the first such warning is shown, with what the data lack
+    # explains a NaN; only the first such warning is shown, with what the data lack
+    is_undefined: bool
 
 
 @dataclass
@@ -353,12 +439,16 @@ _collection: ContextVar[_WarningCollection | None] = ContextVar("_collection", d
 
 
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
-    """Warn of the reason for a NaN if ``condition`` holds, on rank 0; within collect_warnings once."""
+    """Warn of the reason for a NaN if ``condition`` holds, on rank 0; within collect_warnings
+    once.
+    """
     warn_if(condition, lambda holds: reason if holds else None, is_undefined=True)
 
 
 def explain_undefined(find_cause: Callable[[], str | None]) -> None:
-    """Within collect_warnings, add the text of ``find_cause()`` to the reason for a NaN, if there is one."""
+    """Within collect_warnings, add the text of ``find_cause()`` to the reason for a NaN, if there
+    is one.
+    """
     collection = _collection.get()
     if collection is not None:
         collection.find_cause = find_cause
@@ -371,7 +461,9 @@ def warn_first(reasons: Mapping[str, Tensor]) -> None:
             warn_undefined(reason, condition)
 
 
-def warn_if(number: Tensor | None, text: Callable[[float], str | None], is_undefined: bool = False) -> None:
+def warn_if(
+    number: Tensor | None, text: Callable[[float], str | None], is_undefined: bool = False
+) -> None:
     """Warn on rank 0 with ``text(number)``, unless that is None; see :class:`_DeferredWarning`."""
     if torch.compiler.is_compiling():  # a graph cannot warn
         return
@@ -383,7 +475,9 @@ def warn_if(number: Tensor | None, text: Callable[[float], str | None], is_undef
 
 def _emit_warnings(collection: _WarningCollection) -> None:
     """Read all numbers in one sync, then warn; of several reasons for NaN only the first."""
-    numbers = [widen(each.number.detach()) for each in collection.warnings if each.number is not None]
+    numbers = [
+        widen(each.number.detach()) for each in collection.warnings if each.number is not None
+    ]
     values = iter(torch.stack(numbers).tolist() if numbers else ())
     is_explained = False
     for each in collection.warnings:
@@ -398,7 +492,9 @@ def _emit_warnings(collection: _WarningCollection) -> None:
 
 @contextmanager
 def collect_warnings() -> Iterator[None]:
-    """Emit the warnings of the body at its end, with one GPU sync; of several reasons for NaN only the first."""
+    """Emit the warnings of the body at its end, with one GPU sync; of several reasons for NaN only
+    the first.
+    """
     if torch.compiler.is_compiling() or _collection.get() is not None:
         yield
         return

@@ -34,7 +34,9 @@ def show_versions() -> None:
     from vpmetrics import __version__
 
     lines = {"python": platform.python_version(), "system": platform.platform()}
-    installed = {str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions()}
+    installed = {
+        str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions()
+    }
     for library in _LIBRARIES:
         lines[library] = installed.get(library, "not installed")
     lines["vpmetrics"] = __version__

@@ -1,8 +1,9 @@
 """The order of utterances, speakers and sessions, which depends on embeddings alone.
 
-Neither labels nor the order of rows, batches or processes may change a result. So utterances are sorted once, by a hash
-of their embeddings: an order that looks random, and in which everything after it may count, slice and stride. The hash
-is that of the original speech where there is any, so that it stays the same while an anonymiser is trained.
+Neither labels nor the order of rows, batches or processes may change a result. So utterances are
+sorted once, by a hash of their embeddings: an order that looks random, and in which everything
+after it may count, slice and stride. The hash is that of the original speech where there is any, so
+that it stays the same while an anonymiser is trained.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from torch import Tensor
 from vpmetrics._util.dtypes import widen
 
 _ENTRIES_AT_ONCE = 1 << 20  # entries of embeddings that are hashed at a time
-_FACTOR = -7046029254386353131  # odd, with bits of either kind everywhere: 2**64 divided by the golden ratio
+# odd, with bits of either kind everywhere: 2**64 divided by the golden ratio
+_FACTOR = -7046029254386353131
 
 
 def hash_rows(embeddings: Tensor) -> Tensor:
-    """Return a hash of the numbers of each row, ``(N,)`` int64: equal for equal rows, of any floating type."""
+    """Return a hash of the numbers of each row, ``(N,)`` int64: equal for equal rows, of any
+    floating type.
+    """
     num_columns = embeddings.shape[1]
     offsets = torch.arange(1, num_columns + 1, device=embeddings.device) * _FACTOR
     hashes = [offsets.new_empty(0)]
@@ -29,7 +33,9 @@ def hash_rows(embeddings: Tensor) -> Tensor:
 
 
 def mix_bits(numbers: Tensor) -> Tensor:
-    """Return integers whose every bit depends on all bits of the given ones. Overflow is intended."""
+    """Return integers whose every bit depends on all bits of the given ones. Overflow is
+    intended.
+    """
     for _ in range(2):
         numbers = numbers * _FACTOR
         numbers = numbers ^ (numbers >> 32)
@@ -37,12 +43,16 @@ def mix_bits(numbers: Tensor) -> Tensor:
 
 
 def sum_hashes(hashes: Tensor, index: Tensor, count: int) -> Tensor:
-    """Return the sum of the hashes at each index, ``(count,)``: a hash of a set of rows, whatever their order."""
+    """Return the sum of the hashes at each index, ``(count,)``: a hash of a set of rows, whatever
+    their order.
+    """
     return hashes.new_zeros(count).index_add(0, index, mix_bits(hashes))
 
 
 def lexsort_columns(*columns: Tensor) -> Tensor:
-    """Return row indices sorted by the last column, then by the one before, and so on, as ``numpy.lexsort`` does."""
+    """Return row indices sorted by the last column, then by the one before, and so on, as
+    ``numpy.lexsort`` does.
+    """
     order = columns[0].argsort(stable=True)
     for column in columns[1:]:
         order = order[column[order].argsort(stable=True)]
@@ -50,12 +60,16 @@ def lexsort_columns(*columns: Tensor) -> Tensor:
 
 
 def order_rows(*sides: Tensor) -> Tensor:
-    """Return row indices sorted by the hash of the first side; rows equal there by that of the next side."""
+    """Return row indices sorted by the hash of the first side; rows equal there by that of the next
+    side.
+    """
     return lexsort_columns(*[hash_rows(side) for side in reversed(sides)])
 
 
 def number_sets(first: Tensor, *ties: Tensor) -> Tensor:
-    """Return the place of each set, a speaker for example, in the order of its hashes; ``ties`` decide in turn."""
+    """Return the place of each set, a speaker for example, in the order of its hashes; ``ties``
+    decide in turn.
+    """
     return lexsort_columns(*reversed([first, *ties])).argsort()
 
 

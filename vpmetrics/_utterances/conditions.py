@@ -1,4 +1,6 @@
-"""Conditions: which side is enrolled, which is tested, and which pairs of one speaker are trials."""
+"""Conditions: which side is enrolled, which is tested, and which pairs of one speaker are
+trials.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ SideName = Literal["original", "protected"]
 class Condition(NamedTuple):
     """A way of forming trials.
 
-    Pairs of two speakers are always trials. Pairs of one speaker are target trials if they come from ``"any"`` two
-    sessions, from the ``"same"`` session, or from ``"other"`` ones. A session is one draw of the anonymiser's secret.
+    Pairs of two speakers are always trials. Pairs of one speaker are target trials if they come
+    from ``"any"`` two sessions, from the ``"same"`` session, or from ``"other"`` ones. A session is
+    one draw of the anonymiser's secret.
     """
 
     name: str
@@ -43,6 +46,10 @@ def look_up_condition(name: Any) -> Condition:
     if isinstance(name, str) and name in CONDITIONS:
         return CONDITIONS[name]
     plain, others = (
-        ", ".join(map(repr, names)) for names in (WITHOUT_SESSIONS, [*CONDITIONS][len(WITHOUT_SESSIONS) :])
+        ", ".join(map(repr, names))
+        for names in (WITHOUT_SESSIONS, [*CONDITIONS][len(WITHOUT_SESSIONS) :])
     )
-    raise ValueError(f"Expected `condition` to be one of {plain}, but got {name!r}. With sessions also: {others}.")
+    raise ValueError(
+        f"Expected `condition` to be one of {plain}, but got {name!r}. With sessions also:"
+        f" {others}."
+    )

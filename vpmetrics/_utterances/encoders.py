@@ -19,14 +19,18 @@ Embeddings = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Encoder:
-    """A speaker encoder or feature: its name, empty where there is only one, and the width of its embeddings."""
+    """A speaker encoder or feature: its name, empty where there is only one, and the width of its
+    embeddings.
+    """
 
     name: str
     width: int
 
 
 def as_squeezed_tensor(name: str, value: Any, device: torch.device | None = None) -> Any:
-    """Return a list or a NumPy array as a tensor, and ``(B, 1, D)`` as ``(B, D)``; anything else as it is."""
+    """Return a list or a NumPy array as a tensor, and ``(B, 1, D)`` as ``(B, D)``; anything else as
+    it is.
+    """
     value = as_floating_tensor(name, value, device)
     is_squeezable = isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == 1
     return value.squeeze(1) if is_squeezable else value
@@ -35,7 +39,8 @@ def as_squeezed_tensor(name: str, value: Any, device: torch.device | None = None
 def join_encoders(
     original: Any, protected: Any, known: Sequence[Encoder] = (), device: torch.device | None = None
 ) -> tuple[Any, Any, tuple[Encoder, ...]]:
-    """Return both sides as tensors, those of a dictionary side by side, and the encoders of the columns.
+    """Return both sides as tensors, those of a dictionary side by side, and the encoders of the
+    columns.
 
     Args:
         original: Embeddings ``(B, D)``, a dictionary of them by encoder, or None.
@@ -44,15 +49,19 @@ def join_encoders(
         device: Where lists and arrays are put.
 
     Returns:
-        Both sides and the encoders. A side that is neither a tensor nor can be made one is returned as it is, without
-        encoders, for the checks that follow.
+        Both sides and the encoders. A side that is neither a tensor nor can be made one is returned
+        as it is, without encoders, for the checks that follow.
     """
     sides = {"original": original, "protected": protected}
     given = {name: side for name, side in sides.items() if side is not None}
     tables = {name: side for name, side in given.items() if isinstance(side, Mapping)}
     if tables and len(tables) < len(given):
-        raise TypeError("Expected `original` and `protected` to be both tensors or both dictionaries.")
-    joined, encoders = _join_tables(tables, known, device) if tables else _join_tensors(given, known, device)
+        raise TypeError(
+            "Expected `original` and `protected` to be both tensors or both dictionaries."
+        )
+    joined, encoders = (
+        _join_tables(tables, known, device) if tables else _join_tensors(given, known, device)
+    )
     return joined.get("original"), joined.get("protected"), encoders
 
 
@@ -67,28 +76,36 @@ def _join_tensors(
         return tensors, ()
     if known and not _is_unnamed(known):
         names = ", ".join(repr(encoder.name) for encoder in known)
-        raise TypeError(f"Expected dictionaries with {names}, as in earlier batches, but got tensors.")
+        raise TypeError(
+            f"Expected dictionaries with {names}, as in earlier batches, but got tensors."
+        )
     return tensors, (Encoder("", widths.pop()),)
 
 
 def _join_tables(
     tables: Mapping[str, Mapping[str, Any]], known: Sequence[Encoder], device: torch.device | None
 ) -> tuple[dict[str, Any], tuple[Encoder, ...]]:
-    """Return for each side the embeddings of all encoders side by side; raise for other encoders than known ones."""
+    """Return for each side the embeddings of all encoders side by side; raise for other encoders
+    than known ones.
+    """
     names = _find_names(tables, known)
     joined = {}
     encoders = tuple(known)
     for side_name, table in tables.items():
         parts = [_check_part(f"{side_name}[{name!r}]", table[name], device) for name in names]
         if len({len(part) for part in parts}) > 1:
-            counts = ", ".join(f"{len(part)} of {name!r}" for name, part in zip(names, parts, strict=True))
-            raise ValueError(f"Expected `{side_name}` to have as many rows of each encoder, but got {counts}.")
+            counts = ", ".join(
+                f"{len(part)} of {name!r}" for name, part in zip(names, parts, strict=True)
+            )
+            raise ValueError(
+                f"Expected `{side_name}` to have as many rows of each encoder, but got {counts}."
+            )
         given = tuple(Encoder(name, part.shape[1]) for name, part in zip(names, parts, strict=True))
         encoders = encoders or given
         if given != encoders:
             raise ValueError(
-                f"Expected `{side_name}` to have embeddings of {_describe_widths(encoders)}, as those given before, "
-                f"but got {_describe_widths(given)}."
+                f"Expected `{side_name}` to have embeddings of {_describe_widths(encoders)}, as"
+                f" those given before, but got {_describe_widths(given)}."
             )
         joined[side_name] = torch.cat(parts, dim=1)
     return joined, encoders
@@ -106,23 +123,32 @@ def decode_encoders(encoded: Tensor) -> tuple[Encoder, ...]:
     layouts = [tuple(Encoder(name, width) for name, width in json.loads(text)) for text in texts]
     if len(layouts) > 1:
         described = " and ".join(_describe_widths(layout) for layout in layouts)
-        raise ValueError(f"Expected the same encoders, in the same order, of all embeddings, but got {described}.")
+        raise ValueError(
+            "Expected the same encoders, in the same order, of all embeddings, but got"
+            f" {described}."
+        )
     return layouts[0] if layouts else ()
 
 
 def _find_names(tables: Mapping[str, Mapping[str, Any]], known: Sequence[Encoder]) -> list[str]:
-    """Return the names of the encoders in the order of the first batch; raise unless all tables have these."""
+    """Return the names of the encoders in the order of the first batch; raise unless all tables
+    have these.
+    """
     first = next(iter(tables.values()))
     names = [encoder.name for encoder in known] if known else list(first)
     if _is_unnamed(known):
         raise TypeError("Expected tensors, as in earlier batches, but got dictionaries.")
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError(f"Expected dictionaries from names of encoders to embeddings, but got the keys {names}.")
+        raise ValueError(
+            f"Expected dictionaries from names of encoders to embeddings, but got the keys {names}."
+        )
     for side_name, table in tables.items():
         if set(table) != set(names):
             expected = ", ".join(map(repr, names))
             got = ", ".join(map(repr, table)) or "none"
-            raise ValueError(f"Expected `{side_name}` to have embeddings of {expected}, but got {got}.")
+            raise ValueError(
+                f"Expected `{side_name}` to have embeddings of {expected}, but got {got}."
+            )
     return names
 
 

@@ -1,4 +1,6 @@
-"""Texts as bytes in a tensor, which torchmetrics gathers, merges, saves and resets like any other state."""
+"""Texts as bytes in a tensor, which torchmetrics gathers, merges, saves and resets like any other
+state.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def encode_texts(texts: Iterable[str], device: torch.device) -> Tensor:
         packed += len(data).to_bytes(_LENGTH_BYTES, "little")
         packed += data
     if not packed:
-        return torch.empty(0, dtype=torch.uint8, device=device)  # nothing has to be copied to the device
+        # nothing has to be copied to the device
+        return torch.empty(0, dtype=torch.uint8, device=device)
     return torch.tensor(list(packed), dtype=torch.uint8, device=device)
 
 

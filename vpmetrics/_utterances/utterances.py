@@ -1,4 +1,6 @@
-"""Accumulated utterances: columns of embeddings and labels, and the two sides that trials are formed from."""
+"""Accumulated utterances: columns of embeddings and labels, and the two sides that trials are
+formed from.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,32 @@ from vpmetrics._util.validation import (
     warn_if,
     warn_undefined,
 )
-from vpmetrics._utterances.canonical_order import hash_rows, lexsort_columns, number_sets, sum_hashes
+from vpmetrics._utterances.canonical_order import (
+    hash_rows,
+    lexsort_columns,
+    number_sets,
+    sum_hashes,
+)
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.encoders import Encoder, as_squeezed_tensor
 
 # Flags of a row, as bits of one integer: which columns were given for it.
-_HAS_ORIGINAL, _HAS_PROTECTED, _HAS_UTTERANCE, _HAS_REFERENCE, _IS_REFERENCE, _HAS_SESSION, _HAS_GROUP = (
-    1 << bit for bit in range(7)
-)
+(
+    _HAS_ORIGINAL,
+    _HAS_PROTECTED,
+    _HAS_UTTERANCE,
+    _HAS_REFERENCE,
+    _IS_REFERENCE,
+    _HAS_SESSION,
+    _HAS_GROUP,
+) = (1 << bit for bit in range(7))
 _ENTRIES_AT_ONCE = 1 << 20  # entries of embeddings widened at a time
 
 
 class UtteranceColumns(NamedTuple):
-    """Utterances as metrics store them: one row each in every column, with flags for the columns that were given."""
+    """Utterances as metrics store them: one row each in every column, with flags for the columns
+    that were given.
+    """
 
     original: Tensor
     protected: Tensor
@@ -47,9 +62,9 @@ class UtteranceColumns(NamedTuple):
 class Utterances:
     """One side, original or protected.
 
-    ``embeddings`` ``(N, D)``; ``speakers`` ``(N,)``, labels; ``ids`` ``(N,)``, the same for one recording on both
-    sides; ``speaker_index`` ``(N,)``, the row of :attr:`EvaluationData.speakers`; ``is_reference``, ``sessions``,
-    ``groups`` ``(N,)``, or None where they were not given.
+    ``embeddings`` ``(N, D)``; ``speakers`` ``(N,)``, labels; ``ids`` ``(N,)``, the same for one
+    recording on both sides; ``speaker_index`` ``(N,)``, the row of :attr:`EvaluationData.speakers`;
+    ``is_reference``, ``sessions``, ``groups`` ``(N,)``, or None where they were not given.
     """
 
     embeddings: Tensor
@@ -72,9 +87,9 @@ class Utterances:
 class EvaluationData(NamedTuple):
     """Both sides and their speakers.
 
-    ``speakers`` ``(S,)`` are the labels that ``speaker_index`` refers to. With groups, a speaker in two groups counts
-    as two, and those of one group have adjacent indices. ``processes`` share the work. ``encoders`` are those of the
-    columns of embeddings, side by side.
+    ``speakers`` ``(S,)`` are the labels that ``speaker_index`` refers to. With groups, a speaker in
+    two groups counts as two, and those of one group have adjacent indices. ``processes`` share the
+    work. ``encoders`` are those of the columns of embeddings, side by side.
     """
 
     original: Utterances
@@ -91,15 +106,18 @@ class EvaluationData(NamedTuple):
         columns = slice(start, start + self.encoders[index].width)
         original = replace(self.original, embeddings=self.original.embeddings[:, columns])
         protected = replace(self.protected, embeddings=self.protected.embeddings[:, columns])
-        return self._replace(original=original, protected=protected, encoders=(self.encoders[index],))
+        return self._replace(
+            original=original, protected=protected, encoders=(self.encoders[index],)
+        )
 
     def sides(
         self, condition: Condition, references_per: Literal["utterance", "speaker"] | None = None
     ) -> tuple[Utterances, Utterances]:
-        """Return the enrolment and the test side of a condition; the same object where every utterance is on both.
+        """Return the enrolment and the test side of a condition; the same object where every
+        utterance is on both.
 
-        With ``references_per``, utterances marked by ``is_reference`` are enrolled, each one or their mean per speaker,
-        and all others are tested.
+        With ``references_per``, utterances marked by ``is_reference`` are enrolled, each one or
+        their mean per speaker, and all others are tested.
         """
         first, second = getattr(self, condition.enrolment), getattr(self, condition.test)
         if condition.target_sessions != "any" and second.sessions is None:
@@ -109,12 +127,16 @@ class EvaluationData(NamedTuple):
             return first, second
         references, tests = first.take(first.is_reference), second.take(~second.is_reference)
         if references_per == "speaker":
-            references = average_by_speaker(references, by_session=condition.target_sessions != "any")
+            references = average_by_speaker(
+                references, by_session=condition.target_sessions != "any"
+            )
         return references, tests
 
     def groups(self) -> list[int]:
         """Return all groups, ascending; an empty list where none were given."""
-        columns = [side.groups for side in (self.original, self.protected) if side.groups is not None]
+        columns = [
+            side.groups for side in (self.original, self.protected) if side.groups is not None
+        ]
         return torch.unique(torch.cat(columns)).tolist() if columns else []
 
     def by_group(self) -> list[EvaluationData]:
@@ -124,16 +146,22 @@ class EvaluationData(NamedTuple):
 
     def of_group(self, group: int) -> EvaluationData:
         """Return the utterances of one group."""
-        sides = (side if side.groups is None else side.take(side.groups == group) for side in self[:2])
+        sides = (
+            side if side.groups is None else side.take(side.groups == group) for side in self[:2]
+        )
         ungrouped = (replace(side, groups=None) for side in sides)
-        return renumber_speakers(*ungrouped)._replace(processes=self.processes, encoders=self.encoders)
+        return renumber_speakers(*ungrouped)._replace(
+            processes=self.processes, encoders=self.encoders
+        )
 
 
 def encode_labels(labels: Any) -> Tensor:
-    """Return an integer for each label, the same for the same string in every batch, process and run.
+    """Return an integer for each label, the same for the same string in every batch, process and
+    run.
 
     Args:
-        labels: Strings or integers: a list, a tuple, a NumPy array or a tensor. Strings become 63-bit hashes.
+        labels: Strings or integers: a list, a tuple, a NumPy array or a tensor. Strings become
+            63-bit hashes.
 
     Returns:
         int64 tensor of the same length.
@@ -147,7 +175,9 @@ def encode_labels(labels: Any) -> Tensor:
 
 
 def encode_column(name: str, labels: Any) -> Tensor:
-    """Encode labels as :func:`encode_labels` does; errors call them ``name``. Tensors are returned as they are."""
+    """Encode labels as :func:`encode_labels` does; errors call them ``name``. Tensors are returned
+    as they are.
+    """
     if isinstance(labels, Tensor):
         return labels
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
@@ -155,18 +185,29 @@ def encode_column(name: str, labels: Any) -> Tensor:
     values = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
     if values and all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
         return torch.stack([value.flatten()[0] for value in values])
-    if missing := sum(value is None or (isinstance(value, float) and math.isnan(value)) for value in values):
-        raise TypeError(f"Expected `{name}` to be integers or strings, but {missing} of {len(values)} are missing.")
+    if missing := sum(
+        value is None or (isinstance(value, float) and math.isnan(value)) for value in values
+    ):
+        raise TypeError(
+            f"Expected `{name}` to be integers or strings, but {missing} of {len(values)} are"
+            " missing."
+        )
     if not all(isinstance(value, (str, int)) for value in values):
-        kinds = sorted({type(value).__name__ for value in values if not isinstance(value, (str, int))})
-        raise TypeError(f"Expected `{name}` to be integers or strings, but got {', '.join(kinds)[:80]}.")
+        kinds = sorted(
+            {type(value).__name__ for value in values if not isinstance(value, (str, int))}
+        )
+        raise TypeError(
+            f"Expected `{name}` to be integers or strings, but got {', '.join(kinds)[:80]}."
+        )
     if all(isinstance(value, bool) for value in values) and values:
         return torch.tensor(values, device="cpu")
     if not any(isinstance(value, str) for value in values):
         return torch.tensor(values, dtype=torch.int64, device="cpu")
     texts = (str(value).encode("utf-8", "surrogatepass") for value in values)
     digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64, device="cpu")
+    return torch.tensor(
+        [int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64, device="cpu"
+    )
 
 
 def pack_utterances(
@@ -189,7 +230,12 @@ def pack_utterances(
     original = as_squeezed_tensor("original", original)
     protected = as_squeezed_tensor("protected", protected)
     rows = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
-    columns = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
+    columns = {
+        "speakers": speakers,
+        "utterances": utterances,
+        "sessions": sessions,
+        "groups": groups,
+    }
     columns |= {"is_reference": is_reference}
     for name, column in columns.items():  # a default collate yields lists of strings
         if isinstance(column, (list, tuple, np.ndarray)) and rows is not None:
@@ -209,25 +255,38 @@ def pack_utterances(
     labels = speakers.to(torch.int64)
     flags = {_HAS_ORIGINAL: original, _HAS_PROTECTED: protected, _HAS_REFERENCE: is_reference}
     flags |= {_HAS_UTTERANCE: utterances, _HAS_SESSION: sessions, _HAS_GROUP: groups}
-    row_flags = torch.full_like(labels, sum(bit for bit, x in flags.items() if x is not None), dtype=torch.uint8)
+    row_flags = torch.full_like(
+        labels, sum(bit for bit, x in flags.items() if x is not None), dtype=torch.uint8
+    )
     if is_reference is not None:
         row_flags = row_flags + is_reference.to(torch.uint8) * _IS_REFERENCE
-    integers = (torch.zeros_like(labels) if x is None else x.to(torch.int64) for x in integer_columns.values())
+    integers = (
+        torch.zeros_like(labels) if x is None else x.to(torch.int64)
+        for x in integer_columns.values()
+    )
     recordings, session_labels, group_labels = integers
     sides = first.to(wide), second.to(wide)
     return UtteranceColumns(*sides, labels, recordings, session_labels, group_labels, row_flags)
 
 
 def check_speaker_per_recording(columns: UtteranceColumns) -> None:
-    """Raise if one recording has two speakers or groups; ``update`` checks this only within a batch."""
+    """Raise if one recording has two speakers or groups; ``update`` checks this only within a
+    batch.
+    """
     has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
-    check_recordings(columns.utterances[has_id], speakers=columns.speakers[has_id], groups=columns.groups[has_id])
+    check_recordings(
+        columns.utterances[has_id], speakers=columns.speakers[has_id], groups=columns.groups[has_id]
+    )
 
 
 def deduplicate_and_index(
-    columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS, encoders: tuple[Encoder, ...] = ()
+    columns: UtteranceColumns,
+    processes: Processes = SINGLE_PROCESS,
+    encoders: tuple[Encoder, ...] = (),
 ) -> EvaluationData:
-    """Return both sides of stored utterances in canonical order, each recording once, with numbered speakers."""
+    """Return both sides of stored utterances in canonical order, each recording once, with numbered
+    speakers.
+    """
     is_original = (columns.row_flags & _HAS_ORIGINAL) != 0
     is_protected = (columns.row_flags & _HAS_PROTECTED) != 0
     hashes = _hash_columns(columns, encoders)
@@ -240,9 +299,12 @@ def deduplicate_and_index(
     groups = columns.groups if has_groups else None
     is_reference = (columns.row_flags & _IS_REFERENCE) != 0 if has_references else None
     if sessions is not None:
-        # One recording protected in two sessions counts as two protected recordings, but as one original.
+        # One recording protected in two sessions counts as two protected recordings, but as one
+        # original.
         versions = torch.stack([recordings, sessions]).unique(dim=1, return_inverse=True)[1]
-    order = lexsort_columns(hashes.protected, torch.where(is_original, hashes.original, hashes.protected))
+    order = lexsort_columns(
+        hashes.protected, torch.where(is_original, hashes.original, hashes.protected)
+    )
     original_rows = _first_rows(order[is_original[order]], recordings)
     protected_rows = _first_rows(order[is_protected[order]], versions)
     labels = _RowLabels(columns.speakers, recordings, sessions, groups, columns.row_flags)
@@ -260,12 +322,17 @@ def deduplicate_and_index(
     original = everything.take(numbering.original_rows)
     protected = replace(everything, embeddings=columns.protected).take(numbering.protected_rows)
     data = renumber_speakers(original, protected)._replace(processes=processes, encoders=encoders)
-    name, side = ("original", data.original) if len(data.original) else ("protected", data.protected)
-    text = (
-        f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler repeats "
-        "utterances, pass `utterances=` so that each counts once."
+    name, side = (
+        ("original", data.original) if len(data.original) else ("protected", data.protected)
     )
-    warn_if(count_duplicates(side), lambda copies: text.format(copies) if 0 < copies < len(side) - 1 else None)
+    text = (
+        f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a"
+        " sampler repeats utterances, pass `utterances=` so that each counts once."
+    )
+    warn_if(
+        count_duplicates(side),
+        lambda copies: text.format(copies) if 0 < copies < len(side) - 1 else None,
+    )
     return data
 
 
@@ -287,7 +354,9 @@ class _RowLabels(NamedTuple):
 
 
 class _Numbering(NamedTuple):
-    """Rows of both sides in canonical order, and numbers of speakers and sessions of all rows in that order."""
+    """Rows of both sides in canonical order, and numbers of speakers and sessions of all rows in
+    that order.
+    """
 
     original_rows: Tensor
     protected_rows: Tensor
@@ -303,8 +372,12 @@ def _hash_columns(columns: UtteranceColumns, encoders: tuple[Encoder, ...]) -> _
         first = min(range(len(encoders)), key=lambda index: encoders[index].name)
         start = sum(encoder.width for encoder in encoders[:first])
         stop = start + encoders[first].width
-    original = torch.where((columns.row_flags & _HAS_ORIGINAL) != 0, hash_rows(columns.original[:, start:stop]), 0)
-    protected = torch.where((columns.row_flags & _HAS_PROTECTED) != 0, hash_rows(columns.protected[:, start:stop]), 0)
+    original = torch.where(
+        (columns.row_flags & _HAS_ORIGINAL) != 0, hash_rows(columns.original[:, start:stop]), 0
+    )
+    protected = torch.where(
+        (columns.row_flags & _HAS_PROTECTED) != 0, hash_rows(columns.protected[:, start:stop]), 0
+    )
     return _Hashes(original, protected)
 
 
@@ -332,14 +405,16 @@ def _number_canonically(
 ) -> _Numbering:
     """Return the canonical order of the rows of both sides, of speakers and of sessions.
 
-    What counts is original speech, then protected speech, then the speaker and the session of a row.
+    What counts is original speech, then protected speech, then the speaker and the session of a
+    row.
     """
     original_hashes = hashes.original[original_rows]
     protected_hashes = hashes.protected[protected_rows]
     original_recordings = labels.recordings[original_rows]
     protected_recordings = labels.recordings[protected_rows]
 
-    # The hash of a recording is that of its original, or of its protected versions where it has none.
+    # The hash of a recording is that of its original, or of its protected versions where it has
+    # none.
     num_recordings = len(labels.recordings)
     hash_of_versions = protected_hashes.new_zeros(num_recordings)
     hash_of_versions = hash_of_versions.index_add(0, protected_recordings, protected_hashes)
@@ -351,22 +426,33 @@ def _number_canonically(
     if labels.sessions is not None:
         names, session = labels.sessions.unique(return_inverse=True)
         protected_sessions = session[protected_rows]
-        is_missing = count_values(protected_sessions, len(names)) == 0  # such sessions have the highest numbers
-        by_recording = sum_hashes(hash_of_recording[protected_recordings], protected_sessions, len(names))
+        # such sessions have the highest numbers
+        is_missing = count_values(protected_sessions, len(names)) == 0
+        by_recording = sum_hashes(
+            hash_of_recording[protected_recordings], protected_sessions, len(names)
+        )
         by_version = sum_hashes(protected_hashes, protected_sessions, len(names))
         session_index = number_sets(is_missing.long(), by_recording, by_version)[session]
         last_keys.append(session_index)
 
     original_order = lexsort_columns(
-        *(key[original_rows] for key in last_keys), hash_of_versions[original_recordings], original_hashes
+        *(key[original_rows] for key in last_keys),
+        hash_of_versions[original_recordings],
+        original_hashes,
     )
     protected_order = lexsort_columns(
-        *(key[protected_rows] for key in last_keys), protected_hashes, hash_of_recording[protected_recordings]
+        *(key[protected_rows] for key in last_keys),
+        protected_hashes,
+        hash_of_recording[protected_recordings],
     )
-    return _Numbering(original_rows[original_order], protected_rows[protected_order], speaker_index, session_index)
+    return _Numbering(
+        original_rows[original_order], protected_rows[protected_order], speaker_index, session_index
+    )
 
 
-def _number_speakers(hashes: _Hashes, labels: _RowLabels, original_rows: Tensor, protected_rows: Tensor) -> Tensor:
+def _number_speakers(
+    hashes: _Hashes, labels: _RowLabels, original_rows: Tensor, protected_rows: Tensor
+) -> Tensor:
     """Return the number of the speaker of each row, ``(N,)``; those of a group are adjacent.
 
     A speaker in two groups has two numbers.
@@ -376,24 +462,34 @@ def _number_speakers(hashes: _Hashes, labels: _RowLabels, original_rows: Tensor,
     num_speakers = pairs.shape[1]
     group = pairs[0].unique(return_inverse=True)[1]
     of_original = sum_hashes(hashes.original[original_rows], speaker[original_rows], num_speakers)
-    of_protected = sum_hashes(hashes.protected[protected_rows], speaker[protected_rows], num_speakers)
+    of_protected = sum_hashes(
+        hashes.protected[protected_rows], speaker[protected_rows], num_speakers
+    )
     group_of_original = sum_hashes(of_original, group, num_speakers)[group]
     group_of_protected = sum_hashes(of_protected, group, num_speakers)[group]
-    return number_sets(group_of_original, group_of_protected, group, of_original, of_protected)[speaker]
+    return number_sets(group_of_original, group_of_protected, group, of_original, of_protected)[
+        speaker
+    ]
 
 
 def renumber_speakers(original: Utterances, protected: Utterances) -> EvaluationData:
-    """Return both sides as data of the speakers that they have, in the order of their numbers so far."""
+    """Return both sides as data of the speakers that they have, in the order of their numbers so
+    far.
+    """
     numbers = torch.cat([original.speaker_index, protected.speaker_index])
     labels = torch.cat([original.speakers, protected.speakers])
     distinct, place = numbers.unique(return_inverse=True)
     speakers = labels.new_zeros(len(distinct)).scatter(0, place, labels)
     first, second = place.split([len(original), len(protected)])
-    return EvaluationData(replace(original, speaker_index=first), replace(protected, speaker_index=second), speakers)
+    return EvaluationData(
+        replace(original, speaker_index=first), replace(protected, speaker_index=second), speakers
+    )
 
 
 def count_duplicates(side: Utterances) -> Tensor:
-    """Return how many embeddings equal another one of their speaker. Two recordings never have equal embeddings."""
+    """Return how many embeddings equal another one of their speaker. Two recordings never have
+    equal embeddings.
+    """
     hashes = hash_rows(side.embeddings)
     order = lexsort_columns(hashes, side.speaker_index)
     is_same_speaker = side.speaker_index[order].diff() == 0
@@ -414,15 +510,24 @@ def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
 
 
 def combination_index_and_first_rows(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
-    """Return the index of each row's combination of speaker and columns that are not None, and each one's first row."""
-    given = [side.speaker_index, *(column for name in columns if (column := getattr(side, name)) is not None)]
+    """Return the index of each row's combination of speaker and columns that are not None, and each
+    one's first row.
+    """
+    given = [
+        side.speaker_index,
+        *(column for name in columns if (column := getattr(side, name)) is not None),
+    ]
     combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
     first = torch.full((combinations.shape[1],), len(place), device=place.device)
-    return place, first.scatter_reduce(0, place, torch.arange(len(place), device=place.device), "amin")
+    return place, first.scatter_reduce(
+        0, place, torch.arange(len(place), device=place.device), "amin"
+    )
 
 
 def find_indices(distinct_values: Tensor, wanted: Tensor) -> Tensor:
-    """Return the index of each wanted value among distinct values in any order; -1 where it is missing."""
+    """Return the index of each wanted value among distinct values in any order; -1 where it is
+    missing.
+    """
     if len(distinct_values) == 0:
         return torch.full_like(wanted, -1)
     ordered, order = distinct_values.sort()
@@ -438,7 +543,9 @@ def take_evenly(order: Tensor, max_count: int) -> Tensor:
 
 def count_values(values: Tensor, count: int) -> Tensor:
     """Return how often each of ``0 ... count - 1`` occurs; unlike bincount without a GPU sync."""
-    return torch.zeros(count, dtype=torch.int64, device=values.device).index_add_(0, values, torch.ones_like(values))
+    return torch.zeros(count, dtype=torch.int64, device=values.device).index_add_(
+        0, values, torch.ones_like(values)
+    )
 
 
 def add_counts(counts: Tensor, slots: Tensor) -> None:
@@ -446,21 +553,34 @@ def add_counts(counts: Tensor, slots: Tensor) -> None:
     counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
 
 
-def split_sessions(data: EvaluationData, max_rows: int = 2048) -> tuple[EvaluationData, EvaluationData]:
-    """Return the protected utterances of half of every speaker's sessions and of the other half; originals in both.
+def split_sessions(
+    data: EvaluationData, max_rows: int = 2048
+) -> tuple[EvaluationData, EvaluationData]:
+    """Return the protected utterances of half of every speaker's sessions and of the other half;
+    originals in both.
 
-    Speakers with one session are left out. Of each side ``max_rows`` are taken at most, evenly spaced.
+    Speakers with one session are left out. Of each side ``max_rows`` are taken at most, evenly
+    spaced.
     """
     side = data.protected
     if side.sessions is None:
-        raise ValueError("Expected `sessions`, but got None: a calibration is fitted on some and used on others.")
-    pairs, place = torch.unique(torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True)
+        raise ValueError(
+            "Expected `sessions`, but got None: a calibration is fitted on some and used on others."
+        )
+    pairs, place = torch.unique(
+        torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True
+    )
     count = count_values(pairs[0], len(data.speakers))
     turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
     is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
     original = _take_evenly_spaced(data.original, max_rows)
-    halves = (_take_evenly_spaced(side.take(has_several & half), max_rows) for half in (~is_later, is_later))
-    first, second = (renumber_speakers(original, half)._replace(encoders=data.encoders) for half in halves)
+    halves = (
+        _take_evenly_spaced(side.take(has_several & half), max_rows)
+        for half in (~is_later, is_later)
+    )
+    first, second = (
+        renumber_speakers(original, half)._replace(encoders=data.encoders) for half in halves
+    )
     return first, second
 
 

@@ -1,17 +1,22 @@
-"""Attacks, fitted on other speakers than they attack: what protected speech discloses beyond the cosine.
+"""Attacks, fitted on other speakers than they attack: what protected speech discloses beyond the
+cosine.
 
-An attack learns with ``fit(original, protected, speakers)`` and changes what is compared with ``attack(original,
-protected)``. :data:`STANDARD` is the battery that metrics try: every attack in it discloses more than all others on
-some data. To add one, see :class:`Attack`, and :class:`LinearAttack` for one that follows from means and covariances.
+An attack learns with ``fit(original, protected, speakers)`` and changes what is compared with
+``attack(original, protected)``. :data:`STANDARD` is the battery that metrics try: every attack in
+it discloses more than all others on some data. To add one, see :class:`Attack`, and
+:class:`LinearAttack` for one that follows from means and covariances.
 
 Example:
-    An attacker who has the anonymiser learns from pairs of other speakers, and reaches a higher disclosure:
+    An attacker who has the anonymiser learns from pairs of other speakers, and reaches a higher
+    disclosure:
 
     >>> from vpmetrics import StrongestAttack
     >>> from vpmetrics.data import demo_voices
     >>> voices = demo_voices()
     >>> for attack in (Plain(), CanonicalCorrelation()):
-    ...     values = StrongestAttack(attacks=[attack])(voices.original, voices.protected["B2u"], voices.speakers)
+    ...     values = StrongestAttack(attacks=[attack])(
+    ...         voices.original, voices.protected["B2u"], voices.speakers
+    ...     )
     ...     print(f"{attack.name}: {values['d_ece_strongest']:.2f} bit")
     plain: 0.16 bit
     canonical correlation: 0.39 bit

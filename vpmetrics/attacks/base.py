@@ -1,4 +1,6 @@
-"""What attacks have in common: the interface, and how a setting is chosen where one attack is used by itself."""
+"""What attacks have in common: the interface, and how a setting is chosen where one attack is used
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,21 @@ import torch
 from torch import Tensor
 
 from vpmetrics._util.dtypes import at_least_float32
-from vpmetrics._util.validation import check_embeddings, check_finite_embeddings, check_floating, check_tensor
+from vpmetrics._util.validation import (
+    check_embeddings,
+    check_finite_embeddings,
+    check_floating,
+    check_tensor,
+)
 from vpmetrics._utterances.canonical_order import hash_rows, number_sets, sum_hashes
 from vpmetrics._utterances.conditions import SideName
-from vpmetrics.attacks.moments import PairStatistics, RowNormalisation, TrainingSets, divide_by_norm, unit_rows
+from vpmetrics.attacks.moments import (
+    PairStatistics,
+    RowNormalisation,
+    TrainingSets,
+    divide_by_norm,
+    unit_rows,
+)
 from vpmetrics.attacks.solutions import AnySolution, Maps, SeparateSolutions, Solution, join_steps
 
 if TYPE_CHECKING:
@@ -29,16 +42,18 @@ _AS_GOOD = 0.01  # share of the best separation: a smaller difference may be cha
 class Attack:
     """An attacker who learns from some speakers and then compares embeddings of others.
 
-    Subclass it, or write any class with these methods. ``fit`` learns from embeddings of unit length; ``attack``
-    changes both sides before they are compared, and may be left out. They are compared by cosine, or by a method
-    ``score(original, protected)`` from what ``attack`` returned, ``(A, E)`` and ``(B, E)``, to scores ``(A, B)``,
-    higher = more alike. With a method ``enrol(rows, speakers)``, from enrolment rows ``(A, E)`` after ``attack`` and an
-    integer speaker of each to as many rows, half of the utterances of each speaker are enrolled, and compared with the
-    other half.
+    Subclass it, or write any class with these methods. ``fit`` learns from embeddings of unit
+    length; ``attack`` changes both sides before they are compared, and may be left out. They are
+    compared by cosine, or by a method ``score(original, protected)`` from what ``attack`` returned,
+    ``(A, E)`` and ``(B, E)``, to scores ``(A, B)``, higher = more alike. With a method
+    ``enrol(rows, speakers)``, from enrolment rows ``(A, E)`` after ``attack`` and an integer
+    speaker of each to as many rows, half of the utterances of each speaker are enrolled, and
+    compared with the other half.
 
-    ``name`` is shown with results. ``needs`` is what the attacker must have: ``"nothing"``, ``"protected speech"``,
-    ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, that is, the anonymiser. An
-    attack with an attribute ``most_rows`` is fitted on that many utterances at most, the same ones in any order.
+    ``name`` is shown with results. ``needs`` is what the attacker must have: ``"nothing"``,
+    ``"protected speech"``, ``"protected speech with speakers"`` or ``"pairs of original and
+    protected speech"``, that is, the anonymiser. An attack with an attribute ``most_rows`` is
+    fitted on that many utterances at most, the same ones in any order.
 
     Example:
         Protected speech is compared with the mean of an enrolled speaker, by distance:
@@ -68,20 +83,25 @@ class Attack:
     needs: str
 
     def fit(self, original: Tensor, protected: Tensor, speakers: Tensor) -> Any:
-        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows; return itself."""
+        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows;
+        return itself.
+        """
         raise NotImplementedError(f"Expected {type(self).__name__} to define `fit`.")
 
-    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def attack(
+        self, original: Tensor | None, protected: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return both sides as they are compared; None for a side that was left out."""
         return original, protected
 
 
 class TunedAttack(Attack):
-    """An attack of this library, with several settings; each of them takes part in the fused attacker.
+    """An attack of this library, with several settings; each of them takes part in the fused
+    attacker.
 
-    Fitted by itself, it takes the setting that best separates speakers it was not fitted on. ``settings`` are sorted
-    from the least to the most regularised; of nearly equal ones the last is taken. ``conditions`` names the kinds of
-    pairs it is made for: ``"OP"``, ``"PP"`` or both.
+    Fitted by itself, it takes the setting that best separates speakers it was not fitted on.
+    ``settings`` are sorted from the least to the most regularised; of nearly equal ones the last is
+    taken. ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
 
     Example:
         >>> from vpmetrics.attacks import KernelRidge
@@ -96,15 +116,23 @@ class TunedAttack(Attack):
     solution: AnySolution | None = None
     width: int
 
-    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> AnySolution:
-        """Return the attack fitted on each training set with each setting, on rows normalised as ``view`` says."""
+    def solve(
+        self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
+    ) -> AnySolution:
+        """Return the attack fitted on each training set with each setting, on rows normalised as
+        ``view`` says.
+        """
         raise NotImplementedError(f"Expected {type(self).__name__} to define `solve`.")
 
     @torch.no_grad()
     def fit(
-        self, original: Tensor | None = None, protected: Tensor | None = None, speakers: Tensor | None = None
+        self,
+        original: Tensor | None = None,
+        protected: Tensor | None = None,
+        speakers: Tensor | None = None,
     ) -> Self:
-        """Learn from embeddings ``(N, D)``, row by row, and the integer speakers ``(N,)`` of the rows; return itself.
+        """Learn from embeddings ``(N, D)``, row by row, and the integer speakers ``(N,)`` of the
+        rows; return itself.
 
         ``original`` may be left out where the attacker needs no pairs.
         """
@@ -124,10 +152,14 @@ class TunedAttack(Attack):
         self.width = protected.shape[1]
         return self
 
-    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def attack(
+        self, original: Tensor | None, protected: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None]:
         """Return both sides as they are compared; None for a side that was left out."""
         if self.solution is None:
-            raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
+            raise RuntimeError(
+                f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`."
+            )
         mapped_original = None if original is None else self._map_rows(original, "original")
         mapped_protected = None if protected is None else self._map_rows(protected, "protected")
         return mapped_original, mapped_protected
@@ -136,14 +168,19 @@ class TunedAttack(Attack):
         check_floating(side, rows)
         if self.needs != NOTHING and rows.shape[-1] != self.width:
             raise ValueError(
-                f"Expected `{side}` to be {self.width} wide, as the rows fitted on, but got {rows.shape[-1]}."
+                f"Expected `{side}` to be {self.width} wide, as the rows fitted on, but got"
+                f" {rows.shape[-1]}."
             )
         assert self.solution is not None
         mapped = self.solution.map_side(unit_rows(rows)[None], side)[0, 0]
         return mapped.to(at_least_float32(rows).dtype)
 
-    def _choose_by_cross_validation(self, sets: TrainingSets, is_same_side: bool) -> tuple[RowNormalisation, Any]:
-        """Return the view and the setting that best separate the speakers of each fold, fitted on the other folds."""
+    def _choose_by_cross_validation(
+        self, sets: TrainingSets, is_same_side: bool
+    ) -> tuple[RowNormalisation, Any]:
+        """Return the view and the setting that best separate the speakers of each fold, fitted on
+        the other folds.
+        """
         views = tuple(self.views or sets.views)
         choices = [(view, setting) for view in views for setting in self.settings]
         if len(choices) == 1 or sets.num_speakers < 2:
@@ -158,15 +195,21 @@ class TunedAttack(Attack):
         is_same = speakers[:, None] == speakers
         is_inside = ~is_member[:, compared]
         is_trial = is_inside[:, :, None] & is_inside[:, None]  # (T, n, n)
-        is_target = is_trial & is_same & ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
+        is_target = (
+            is_trial & is_same & ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
+        )
         is_nontarget = is_trial & ~is_same
         separations = []
         for view in views:
             solution = self.solve(training, view, self.settings)
-            test = solution.map_side(sets.protected[compared].expand(num_folds, -1, -1), "protected")
+            test = solution.map_side(
+                sets.protected[compared].expand(num_folds, -1, -1), "protected"
+            )
             enrolment = test
             if not is_same_side:
-                enrolment = solution.map_side(sets.original[compared].expand(num_folds, -1, -1), "original")
+                enrolment = solution.map_side(
+                    sets.original[compared].expand(num_folds, -1, -1), "original"
+                )
             scores = score_mapped_rows(self, enrolment, test)
             scores = scores.expand(len(self.settings), *scores.shape[1:])
             separations.append(separation_of_scores(scores, is_target, is_nontarget).sum(1))
@@ -174,12 +217,14 @@ class TunedAttack(Attack):
 
 
 class LinearAttack(TunedAttack):
-    """An attack that centres, normalises and maps each side linearly, as follows from the moments of pairs.
+    """An attack that centres, normalises and maps each side linearly, as follows from the moments
+    of pairs.
 
-    A subclass derives ``maps`` from means and covariances of normalised pairs: ``statistics.mean_p`` ``(D,)``,
-    ``statistics.pp``, ``statistics.po`` ``(D, D)`` and so on, see :class:`vpmetrics.attacks.moments.PairStatistics`.
-    A metric can also fit it on the moments that it has observed. Where the class that defines ``maps`` says
-    ``is_batched = True``, ``maps`` is called once for all training sets and settings.
+    A subclass derives ``maps`` from means and covariances of normalised pairs:
+    ``statistics.mean_p`` ``(D,)``, ``statistics.pp``, ``statistics.po`` ``(D, D)`` and so on, see
+    :class:`vpmetrics.attacks.moments.PairStatistics`. A metric can also fit it on the moments that
+    it has observed. Where the class that defines ``maps`` says ``is_batched = True``, ``maps`` is
+    called once for all training sets and settings.
 
     Example:
         >>> class Subspace(LinearAttack):
@@ -201,13 +246,20 @@ class LinearAttack(TunedAttack):
         """Return the maps that follow from means and covariances of pairs."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
 
-    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> AnySolution:
-        """Return, for each side, the normalisation of the view followed by the maps of normalised pairs."""
+    def solve(
+        self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
+    ) -> AnySolution:
+        """Return, for each side, the normalisation of the view followed by the maps of normalised
+        pairs.
+        """
         normalisers = sets.normaliser("original", view), sets.normaliser("protected", view)
         return self.solve_statistics(sets.statistics(view), settings, normalisers)
 
     def solve_statistics(
-        self, statistics: PairStatistics, settings: Sequence[Any], normalisers: tuple[Any, Any] = (None, None)
+        self,
+        statistics: PairStatistics,
+        settings: Sequence[Any],
+        normalisers: tuple[Any, Any] = (None, None),
     ) -> AnySolution:
         """Return the maps that follow from statistics of rows that were normalised in this way."""
         if vars(defining_class(type(self), "maps")).get("is_batched", False):
@@ -217,7 +269,9 @@ class LinearAttack(TunedAttack):
         for setting in settings:
             functions.append([])
             for number in range(len(statistics.pp)):
-                chosen = [each and each.select_sets(slice(number, number + 1)) for each in normalisers]
+                chosen = [
+                    each and each.select_sets(slice(number, number + 1)) for each in normalisers
+                ]
                 solution = _join_maps(self.maps(statistics.select_set(number), setting), *chosen)
                 functions[-1].append(_map_rows_of_one_set(solution))
         return SeparateSolutions(functions)
@@ -225,7 +279,8 @@ class LinearAttack(TunedAttack):
 
 def _join_maps(maps: Maps, normaliser_o: Any, normaliser_p: Any) -> Solution:
     return Solution(
-        join_steps(normaliser_o, maps.mean_o, maps.map_o), join_steps(normaliser_p, maps.mean_p, maps.map_p)
+        join_steps(normaliser_o, maps.mean_o, maps.map_o),
+        join_steps(normaliser_p, maps.mean_p, maps.map_p),
     )
 
 
@@ -234,7 +289,8 @@ def _map_rows_of_one_set(solution: Solution) -> Callable[[Tensor, SideName], Ten
 
 
 def stack_settings(settings: Sequence[Any], like: Tensor) -> Any:
-    """Return numbers as a tensor ``(S, 1, 1, 1)``, tuples of numbers as a tuple of these, and ``[None]`` as None.
+    """Return numbers as a tensor ``(S, 1, 1, 1)``, tuples of numbers as a tuple of these, and
+    ``[None]`` as None.
 
     Example:
         >>> ridge, damping = stack_settings([(0.1, 10.0), (1.0, 10.0)], torch.zeros(1))
@@ -264,12 +320,18 @@ def has_own_score(attack: Any) -> bool:
 
 
 def has_batched_score(attack: Any) -> bool:
-    """Return whether the method ``score`` of an attack takes rows ``(..., A, E)`` and ``(..., B, E)``."""
-    return hasattr(attack, "score") and vars(defining_class(type(attack), "score")).get("has_batched_score", False)
+    """Return whether the method ``score`` of an attack takes rows ``(..., A, E)`` and ``(..., B,
+    E)``.
+    """
+    return hasattr(attack, "score") and vars(defining_class(type(attack), "score")).get(
+        "has_batched_score", False
+    )
 
 
 def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
-    """Return the scores ``(..., A, B)`` of rows already mapped by `attack`: its own `score`, else cosines."""
+    """Return the scores ``(..., A, B)`` of rows already mapped by `attack`: its own `score`, else
+    cosines.
+    """
     if hasattr(attack, "score"):
         scores: Tensor = attack.score(original, protected)
         return scores
@@ -279,16 +341,25 @@ def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tenso
 
 
 def has_builtin_fit(attack: Any) -> bool:
-    """Return whether an attack inherits `fit` and `attack` of `TunedAttack` unchanged, so that fits can be shared."""
+    """Return whether an attack inherits `fit` and `attack` of `TunedAttack` unchanged, so that fits
+    can be shared.
+    """
     if not isinstance(attack, TunedAttack):
         return False
     names = ("fit", "attack")
-    return all(getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name) for name in names)
+    return all(
+        getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name)
+        for name in names
+    )
 
 
 def is_made_for(attack: Any, is_same_side: bool) -> bool:
-    """Return whether an attack is made for pairs of protected speech, or for pairs of original and protected speech."""
-    return not isinstance(attack, TunedAttack) or ("PP" if is_same_side else "OP") in attack.conditions
+    """Return whether an attack is made for pairs of protected speech, or for pairs of original and
+    protected speech.
+    """
+    return (
+        not isinstance(attack, TunedAttack) or ("PP" if is_same_side else "OP") in attack.conditions
+    )
 
 
 def learns_from_moments(attack: Any) -> bool:
@@ -299,11 +370,12 @@ def learns_from_moments(attack: Any) -> bool:
 
 
 def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
-    r"""Return D_ECE over its maximum as if scores were Gaussian, negative where targets score lower; 0 without a class.
+    r"""Return D_ECE over its maximum as if scores were Gaussian, negative where targets score
+    lower; 0 without a class.
 
     With the gap :math:`d` between the class means in standard deviations it is
-    :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum. Scores ``(..., A, B)`` give
-    values ``(...)``.
+    :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum. Scores
+    ``(..., A, B)`` give values ``(...)``.
     """
     numbers = []
     means = []
@@ -321,6 +393,12 @@ def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor
 
 
 def choose_most_regularised(separations: Tensor) -> int:
-    """Return the index of the last, most regularised setting that separates nearly as well as the best one."""
+    """Return the index of the last, most regularised setting that separates nearly as well as the
+    best one.
+    """
     size = separations.abs()  # scores may separate in either direction
-    return len(separations) - 1 - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())
+    return (
+        len(separations)
+        - 1
+        - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())
+    )

@@ -1,6 +1,8 @@
-"""What every attack scores: fitted once on the speakers outside each fold, and compared within the fold.
+"""What every attack scores: fitted once on the speakers outside each fold, and compared within the
+fold.
 
-Each attack with each of its settings, on each kind of training set and each encoder, is a *feature* of a pair.
+Each attack with each of its settings, on each kind of training set and each encoder, is a *feature*
+of a pair.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from vpmetrics.attacks.solutions import AnySolution, SeparateSolutions, Solution
 PROFILES = (NOTHING, PROTECTED, LABELLED, PAIRS)
 """What an attacker may have, from the least to the most; each includes the ones before."""
 
-_MOST_ROWS = 1 << 13  # pairs that an attack is fitted on, at most; more change the result very little
+# pairs that an attack is fitted on, at most; more change the result very little
+_MOST_ROWS = 1 << 13
 _VIEWED_ROWS = 1 << 10  # rows that the spread of variance over dimensions is estimated from
 _FITTED_ON = ("", ", per group", ", observed")  # how the name of an attack ends
 
@@ -55,7 +58,9 @@ class AttackName(NamedTuple):
 
     @property
     def profile(self) -> int:
-        """Index of the poorest profile that has what the attack needs; the richest where that is unknown."""
+        """Index of the poorest profile that has what the attack needs; the richest where that is
+        unknown.
+        """
         return PROFILES.index(self.needs) if self.needs in PROFILES else len(PROFILES) - 1
 
 
@@ -63,8 +68,8 @@ class AttackName(NamedTuple):
 class FittedAttack:
     """An attack with all its settings, fitted on a number of training sets.
 
-    ``fitted``: the copy of a user's attack that was fitted on each training set; None for attacks of this library.
-    ``num_sets``: folds, cells, or 1 where all cells have the same.
+    ``fitted``: the copy of a user's attack that was fitted on each training set; None for attacks
+    of this library. ``num_sets``: folds, cells, or 1 where all cells have the same.
     """
 
     attack: Any
@@ -74,7 +79,9 @@ class FittedAttack:
     num_settings: int = 1
     fitted: Sequence[Any] | None = None
 
-    def map_rows(self, rows: Tensor, side: SideName, sets: slice, normalised: dict[int, Tensor]) -> Tensor:
+    def map_rows(
+        self, rows: Tensor, side: SideName, sets: slice, normalised: dict[int, Tensor]
+    ) -> Tensor:
         """Return rows ``(C, R, D)`` of some cells as they are compared, ``(S, C, R, d)``.
 
         ``normalised`` keeps the rows of each normalisation, since attacks share it.
@@ -97,9 +104,11 @@ class FittedAttack:
 
 @dataclass(frozen=True, eq=False)
 class FeatureBlock:
-    """Scores of some features as inner products of rows ``(A, C, R, d)``, or as matrices ``(A, C, R, R')``.
+    """Scores of some features as inner products of rows ``(A, C, R, d)``, or as matrices ``(A, C,
+    R, R')``.
 
-    ``features`` ``(A,)``: their numbers. ``enrolment`` and ``test`` are None where ``matrix`` is given.
+    ``features`` ``(A,)``: their numbers. ``enrolment`` and ``test`` are None where ``matrix`` is
+    given.
     """
 
     features: Sequence[int]
@@ -136,7 +145,9 @@ class FeatureBlock:
         return self.enrolment[:, :, rows] @ self.test[:, :, columns].mT
 
     def select_cell(self, cell: int) -> tuple[Tensor, Tensor]:
-        """Return enrolment and test rows ``(A, R, d)`` of one cell, whose inner products are the scores."""
+        """Return enrolment and test rows ``(A, R, d)`` of one cell, whose inner products are the
+        scores.
+        """
         if self.matrix is None:
             assert self.enrolment is not None
             assert self.test is not None
@@ -159,11 +170,18 @@ class AttackFeatures:
         enrolment: Literal["utterance", "speaker"] | None = None,
         is_fitted_on: Tensor | None = None,
     ) -> None:
-        self.data, self.folds, self.enrolment, self._is_fitted_on = data, folds, enrolment, is_fitted_on
+        self.data, self.folds, self.enrolment, self._is_fitted_on = (
+            data,
+            folds,
+            enrolment,
+            is_fitted_on,
+        )
         # Many pairs are compared in float32, and maps of that type take half of the memory.
         self._is_large = len(data.protected) ** 2 > FEW_PAIRS
         is_needed = {condition.is_same_side for condition in conditions}
-        wanted = [attack for attack in attacks if any(is_made_for(attack, same) for same in is_needed)]
+        wanted = [
+            attack for attack in attacks if any(is_made_for(attack, same) for same in is_needed)
+        ]
         self._fit(wanted, observed)
 
     def _fit(self, attacks: Sequence[Any], observed: MomentSums | None) -> None:
@@ -180,12 +198,18 @@ class AttackFeatures:
             partition = torch.arange(self.folds.num_partitions, device=speakers.device)
             is_inside = partition[:, None] == self.folds.partition[speakers]
             is_member = (is_outside[:, None] & is_inside).flatten(0, 1)
-            sets_by_source.append((_FITTED_ON[1], TrainingSets(original, protected, speakers, is_member, views)))
+            sets_by_source.append(
+                (_FITTED_ON[1], TrainingSets(original, protected, speakers, is_member, views))
+            )
         self.fitted: list[FittedAttack] = []
         for source, sets in sets_by_source:
             for attack in attacks:
                 needs = getattr(attack, "needs", "")
-                is_linear = has_builtin_fit(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
+                is_linear = (
+                    has_builtin_fit(attack)
+                    and isinstance(attack, LinearAttack)
+                    and needs != NOTHING
+                )
                 if (has_pairs or needs != PAIRS) and (sets is pooled or is_linear):
                     self._fit_attack(attack, sets, AttackName(attack_name(attack) + source, needs))
         if observed is not None:
@@ -193,16 +217,23 @@ class AttackFeatures:
 
     def _fit_attack(self, attack: Any, sets: TrainingSets, label: AttackName) -> None:
         if not has_builtin_fit(attack):
-            fitted = [_fit_user_attack(attack, sets, number, self.data) for number in range(sets.num_sets)]
-            dtype = self.data.protected.embeddings.dtype  # an attack may keep tensors of the dtype it was fitted in
+            fitted = [
+                _fit_user_attack(attack, sets, number, self.data) for number in range(sets.num_sets)
+            ]
+            # an attack may keep tensors of the dtype it was fitted in
+            dtype = self.data.protected.embeddings.dtype
             functions = [[_make_row_map(each, dtype) for each in fitted]]
-            self.fitted.append(FittedAttack(attack, label, SeparateSolutions(functions), sets.num_sets, 1, fitted))
+            self.fitted.append(
+                FittedAttack(attack, label, SeparateSolutions(functions), sets.num_sets, 1, fitted)
+            )
             return
         for view in attack.views or sets.views:
             solution = attack.solve(sets, view, attack.settings)
             if self._is_large and isinstance(solution, Solution):
                 solution = solution.to(torch.float32)
-            self.fitted.append(FittedAttack(attack, label, solution, sets.num_sets, len(attack.settings)))
+            self.fitted.append(
+                FittedAttack(attack, label, solution, sets.num_sets, len(attack.settings))
+            )
 
     def _fit_on_observed(self, attacks: Sequence[Any], observed: MomentSums) -> None:
         statistics = observed.statistics()
@@ -233,14 +264,20 @@ class AttackFeatures:
 
         return choose_views_by_spread(some_rows(self.data.original), some_rows(self.data.protected))
 
-    def compare(self, enrolment: CellRows, test: CellRows, condition: Condition, folds: range) -> list[FeatureBlock]:
-        """Return the features of pairs of enrolment and test rows ``(C, R)`` of the cells of some folds."""
+    def compare(
+        self, enrolment: CellRows, test: CellRows, condition: Condition, folds: range
+    ) -> list[FeatureBlock]:
+        """Return the features of pairs of enrolment and test rows ``(C, R)`` of the cells of some
+        folds.
+        """
         blocks, number = [], 0
         normalised_enrolment: dict[int, Tensor] = {}
         normalised_test: dict[int, Tensor] = {}
         for fitted in self._made_for(condition):
             sets = self._sets_of_folds(fitted, folds)
-            left = fitted.map_rows(enrolment.embeddings, condition.enrolment, sets, normalised_enrolment)
+            left = fitted.map_rows(
+                enrolment.embeddings, condition.enrolment, sets, normalised_enrolment
+            )
             right = left
             if test is not enrolment:
                 right = fitted.map_rows(test.embeddings, condition.test, sets, normalised_test)
@@ -265,18 +302,28 @@ class AttackFeatures:
         return labels
 
     def _made_for(self, condition: Condition) -> list[FittedAttack]:
-        return [fitted for fitted in self.fitted if is_made_for(fitted.attack, condition.is_same_side)]
+        return [
+            fitted for fitted in self.fitted if is_made_for(fitted.attack, condition.is_same_side)
+        ]
 
     def _sets_of_folds(self, fitted: FittedAttack, folds: range) -> slice:
         per_fold = max(1, fitted.num_sets // self.folds.num_folds)
         return slice(folds.start * per_fold, folds.stop * per_fold)
 
     def _compare_mapped(
-        self, fitted: FittedAttack, left: Tensor, right: Tensor, enrolment: CellRows, test: CellRows, folds: range
+        self,
+        fitted: FittedAttack,
+        left: Tensor,
+        right: Tensor,
+        enrolment: CellRows,
+        test: CellRows,
+        folds: range,
     ) -> FeatureBlock:
         attack = fitted.attack
         if has_own_score(attack) or hasattr(attack, "enrol"):
-            return FeatureBlock((), matrix=self._score_by_own_method(fitted, left, right, enrolment, test, folds))
+            return FeatureBlock(
+                (), matrix=self._score_by_own_method(fitted, left, right, enrolment, test, folds)
+            )
         is_cosine = not hasattr(attack, "score")
         if is_cosine:
             is_same = right is left
@@ -288,7 +335,13 @@ class AttackFeatures:
         return FeatureBlock((), left, right, is_cosine=is_cosine)
 
     def _score_by_own_method(
-        self, fitted: FittedAttack, left: Tensor, right: Tensor, enrolment: CellRows, test: CellRows, folds: range
+        self,
+        fitted: FittedAttack,
+        left: Tensor,
+        right: Tensor,
+        enrolment: CellRows,
+        test: CellRows,
+        folds: range,
     ) -> Tensor:
         """Return the scores ``(S, C, R, R')`` of an attack with methods of its own."""
         if fitted.fitted is None and has_batched_score(fitted.attack):
@@ -306,17 +359,27 @@ class AttackFeatures:
                 if fitted.fitted is not None:
                     dtype = self.data.protected.embeddings.dtype
                     rows, columns = rows.to(dtype), columns.to(dtype)
-                found = score_cell(attack, rows, columns, enrolment, test, cell, self.enrolment is None)
+                found = score_cell(
+                    attack, rows, columns, enrolment, test, cell, self.enrolment is None
+                )
                 scores[setting, cell, :num_rows, :num_columns] = found.to(scores)
         return scores
 
 
 def score_cell(
-    attack: Any, rows: Tensor, columns: Tensor, enrolment: CellRows, test: CellRows, cell: int, is_halved: bool
+    attack: Any,
+    rows: Tensor,
+    columns: Tensor,
+    enrolment: CellRows,
+    test: CellRows,
+    cell: int,
+    is_halved: bool,
 ) -> Tensor:
-    """Return the scores ``(A, B)`` of one cell by the methods of an attack, with mean 0 and deviation 1.
+    """Return the scores ``(A, B)`` of one cell by the methods of an attack, with mean 0 and
+    deviation 1.
 
-    With a method ``enrol``, a test is compared with the speaker as enrolled from the other half of the recordings.
+    With a method ``enrol``, a test is compared with the speaker as enrolled from the other half of
+    the recordings.
     """
     if not hasattr(attack, "enrol"):
         return standardise_matrix(_score(attack, rows, columns))
@@ -330,10 +393,14 @@ def score_cell(
         if not bool(is_enrolled.any()):
             continue
         models = attack.enrol(rows[is_enrolled], codes[is_enrolled]).detach()
-        place = torch.searchsorted(codes[is_enrolled].contiguous(), codes).clamp(max=len(models) - 1)
+        place = torch.searchsorted(codes[is_enrolled].contiguous(), codes).clamp(
+            max=len(models) - 1
+        )
         has_model = codes[is_enrolled][place] == codes
         found = _score(attack, models[place], columns[half_of_column != half])
-        scores[:, half_of_column != half] = found.to(scores).masked_fill(~has_model[:, None], torch.nan)
+        scores[:, half_of_column != half] = found.to(scores).masked_fill(
+            ~has_model[:, None], torch.nan
+        )
     return standardise_matrix(scores)
 
 
@@ -347,7 +414,9 @@ def _score(attack: Any, rows: Tensor, columns: Tensor) -> Tensor:
 def _assign_halves(
     enrolment: CellRows, test: CellRows, cell: int, num_rows: int, num_columns: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the half, 0 or 1, that the recording of each row belongs to: every other one of its speaker."""
+    """Return the half, 0 or 1, that the recording of each row belongs to: every other one of its
+    speaker.
+    """
     ids = torch.cat([enrolment.ids[cell, :num_rows], test.ids[cell, :num_columns]])
     codes = torch.cat([enrolment.code[cell, :num_rows], test.code[cell, :num_columns]])
     names, recording = ids.unique(return_inverse=True)
@@ -361,7 +430,9 @@ def _assign_halves(
 
 
 def standardise_matrix(scores: Tensor) -> Tensor:
-    """Return scores with mean 0 and deviation 1; all 0 where some are infinite or all equal, missing ones 0."""
+    """Return scores with mean 0 and deviation 1; all 0 where some are infinite or all equal,
+    missing ones 0.
+    """
     scores = scores.double() if scores.device.type != "mps" else scores
     is_known = ~scores.isnan()
     number = is_known.sum().clamp(min=1)
@@ -373,7 +444,9 @@ def standardise_matrix(scores: Tensor) -> Tensor:
 
 
 def _take_rows(rows: Tensor, columns: Tensor) -> Tensor:
-    """Return some rows of each cell, ``(A, C, r, d)``, from rows ``(A, C, R, d)`` and their places ``(C, r)``."""
+    """Return some rows of each cell, ``(A, C, r, d)``, from rows ``(A, C, R, d)`` and their places
+    ``(C, r)``.
+    """
     return rows[:, torch.arange(len(columns), device=columns.device)[:, None], columns]
 
 
@@ -406,12 +479,16 @@ def attack_name(attack: Any) -> str:
 
 
 def name_on_encoder(attack: str, encoder: str) -> str:
-    """Return the name of an attack on the embeddings of one of several encoders; without a name, of the only one."""
+    """Return the name of an attack on the embeddings of one of several encoders; without a name, of
+    the only one.
+    """
     return f"{attack} on {encoder}" if encoder else attack
 
 
 def _fit_user_attack(attack: Any, sets: TrainingSets, number: int, data: EvaluationData) -> Any:
-    """Return a copy of a user's attack fitted on one training set, or on as many of its rows as it asks for."""
+    """Return a copy of a user's attack fitted on one training set, or on as many of its rows as it
+    asks for.
+    """
     rows = sets.is_member[number].nonzero().flatten()
     most = getattr(attack, "most_rows", None)
     if most is not None:
@@ -419,7 +496,9 @@ def _fit_user_attack(attack: Any, sets: TrainingSets, number: int, data: Evaluat
     dtype = data.protected.embeddings.dtype
     fitted = copy.deepcopy(attack)
     with torch.enable_grad():  # an attacker may learn by descent
-        fitted.fit(sets.original[rows].to(dtype), sets.protected[rows].to(dtype), sets.speaker_index[rows])
+        fitted.fit(
+            sets.original[rows].to(dtype), sets.protected[rows].to(dtype), sets.speaker_index[rows]
+        )
     return fitted
 
 
@@ -438,6 +517,8 @@ def _make_row_map(fitted: Any, dtype: torch.dtype) -> Any:
 
 
 def unit_length(side: Utterances) -> Utterances:
-    """Return a side with rows of unit length: attacks see directions, never the length of embeddings."""
+    """Return a side with rows of unit length: attacks see directions, never the length of
+    embeddings.
+    """
     rows = at_least_float32(side.embeddings.detach())
     return replace(side, embeddings=unit_rows(rows).to(rows.dtype))

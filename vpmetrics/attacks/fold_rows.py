@@ -1,4 +1,6 @@
-"""The fused attacker on one fold: rows whose inner products are fused scores, also of conversations."""
+"""The fused attacker on one fold: rows whose inner products are fused scores, also of
+conversations.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ _FEW_ROWS_PER_MEMBER = 32
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """Rows of some attacks, ``(..., A, R, d)`` of each side, with what their scores weigh in the fused one.
+    """Rows of some attacks, ``(..., A, R, d)`` of each side, with what their scores weigh in the
+    fused one.
 
-    ``weight``, ``mean``, ``deviation`` ``(A,)``: weight of the standardised score; mean and deviation of the scores.
-    ``chance_weight`` ``(A,)``: the weight with speakers permuted.
+    ``weight``, ``mean``, ``deviation`` ``(A,)``: weight of the standardised score; mean and
+    deviation of the scores. ``chance_weight`` ``(A,)``: the weight with speakers permuted.
     """
 
     enrolment: Tensor
@@ -42,7 +45,8 @@ class WeightedRows:
         return replace(self, enrolment=enrolment, test=test, mean=mean, deviation=deviation)
 
     def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
-        """Return enrolment rows ``(..., R, E)`` and test rows of the weighted sum of standardised scores.
+        """Return enrolment rows ``(..., R, E)`` and test rows of the weighted sum of standardised
+        scores.
 
         With ``is_permuted`` weights are those that were fitted with speakers permuted.
         """
@@ -58,11 +62,16 @@ class WeightedRows:
 
 
 def _average_rows(rows: Tensor, members: Tensor, is_cosine: bool) -> Tensor:
-    """Return the mean of the member rows, ``(K, A, C, d)``, from rows ``(A, R, d)`` and members ``(K, C, L)``."""
+    """Return the mean of the member rows, ``(K, A, C, d)``, from rows ``(A, R, d)`` and members
+    ``(K, C, L)``.
+    """
     num_draws, num_conversations, length = members.shape
-    if rows.shape[1] <= _FEW_ROWS_PER_MEMBER * length:  # one product is faster than gathering all members
+    # one product is faster than gathering all members
+    if rows.shape[1] <= _FEW_ROWS_PER_MEMBER * length:
         share = rows.new_zeros(num_draws * num_conversations, rows.shape[1])
-        share.scatter_add_(1, members.flatten(0, 1), share.new_full((), 1 / length).expand(len(share), length))
+        share.scatter_add_(
+            1, members.flatten(0, 1), share.new_full((), 1 / length).expand(len(share), length)
+        )
         means = (share @ rows).unflatten(1, (num_draws, num_conversations)).movedim(0, 1)
     else:
         means = rows[:, members].mean(-2).movedim(0, 1)
@@ -73,7 +82,8 @@ def _average_rows(rows: Tensor, members: Tensor, is_cosine: bool) -> Tensor:
 class FoldRows:
     """One fold of speakers (of one partition) after the fused attack.
 
-    ``enrolment``, ``test``: the utterances of the fold, sorted by speaker, in the order of the rows.
+    ``enrolment``, ``test``: the utterances of the fold, sorted by speaker, in the order of the
+    rows.
     """
 
     enrolment: Utterances
@@ -82,7 +92,9 @@ class FoldRows:
 
     @property
     def enrolment_rows(self) -> Tensor:
-        """Rows ``(A, E)``: the inner product with a test row is the fused score of the trial, higher = more alike."""
+        """Rows ``(A, E)``: the inner product with a test row is the fused score of the trial,
+        higher = more alike.
+        """
         return torch.cat([part.join()[0] for part in self.parts], dim=-1)
 
     @property
@@ -91,7 +103,9 @@ class FoldRows:
         return torch.cat([part.join()[1] for part in self.parts], dim=-1)
 
     def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the rows of both sides; with ``is_permuted`` by the weights of permuted speakers."""
+        """Return the rows of both sides; with ``is_permuted`` by the weights of permuted
+        speakers.
+        """
         sides = [part.join(is_permuted) for part in self.parts]
         enrolment_rows = torch.cat([enrolment for enrolment, _ in sides], dim=-1)
         test_rows = torch.cat([test for _, test in sides], dim=-1)
@@ -100,17 +114,22 @@ class FoldRows:
     def average(self, enrolment_members: Tensor, test_members: Tensor) -> FoldRows:
         """Return rows of conversations, several draws of them at once.
 
-        Of each attack the unit rows of a conversation are averaged, and the means have unit length again. The scores
-        of each attack are standardised over all pairs of conversations of the same draw, pooled over draws.
+        Of each attack the unit rows of a conversation are averaged, and the means have unit length
+        again. The scores of each attack are standardised over all pairs of conversations of the
+        same draw, pooled over draws.
 
         Args:
-            enrolment_members: ``(K, C, L)``, the enrolment rows in each of ``C`` conversations of ``K`` draws.
+            enrolment_members: ``(K, C, L)``, the enrolment rows in each of ``C`` conversations of
+                ``K`` draws.
             test_members: ``(K, B, L')``, the same for test rows.
 
         Returns:
-            The same utterances, with ``enrolment_rows`` ``(K, C, E)`` and ``test_rows`` ``(K, B, E)``.
+            The same utterances, with ``enrolment_rows`` ``(K, C, E)`` and ``test_rows`` ``(K, B,
+            E)``.
         """
-        return replace(self, parts=[part.average(enrolment_members, test_members) for part in self.parts])
+        return replace(
+            self, parts=[part.average(enrolment_members, test_members) for part in self.parts]
+        )
 
 
 class FoldRowsOfCondition(Sequence[FoldRows]):

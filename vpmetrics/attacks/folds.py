@@ -1,8 +1,9 @@
 """Folds of speakers: the speakers of each, and the rows that an attack on them compares.
 
-An attack is fitted on all folds but one and compares the utterances of that one. Pairs of two partitions (sexes, data
-sets) are no trials, so that the rows of a fold are compared within *cells*, one per fold and partition. Cells are a
-dimension of every tensor, ``(C, R)``; short cells are filled up with rows that take part in no trial.
+An attack is fitted on all folds but one and compares the utterances of that one. Pairs of two
+partitions (sexes, data sets) are no trials, so that the rows of a fold are compared within *cells*,
+one per fold and partition. Cells are a dimension of every tensor, ``(C, R)``; short cells are
+filled up with rows that take part in no trial.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ NONTARGET, CHANCE_TARGET, TARGET, NO_TRIAL = range(4)
 class Folds(NamedTuple):
     """Speakers divided into folds, within each partition, by the values of their embeddings only.
 
-    ``of_speaker`` ``(S,)``: the fold; -1 for speakers of a partition with too few, who are fitted on but not attacked.
-    ``partition`` ``(S,)``: index of the attacked partition, or -1. ``code`` ``(S,)``: place in the cell, from 0.
-    ``fewest_training_speakers``: how many speakers the attack of a fold is fitted on, at least.
+    ``of_speaker`` ``(S,)``: the fold; -1 for speakers of a partition with too few, who are fitted
+    on but not attacked. ``partition`` ``(S,)``: index of the attacked partition, or -1. ``code``
+    ``(S,)``: place in the cell, from 0. ``fewest_training_speakers``: how many speakers the attack
+    of a fold is fitted on, at least.
     """
 
     of_speaker: Tensor
@@ -44,11 +46,15 @@ class Folds(NamedTuple):
     @property
     def cell_of_speaker(self) -> Tensor:
         """The cell of every speaker, ``(S,)``; -1 for those who are not attacked."""
-        return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_partitions + self.partition)
+        return torch.where(
+            self.of_speaker < 0, -1, self.of_speaker * self.num_partitions + self.partition
+        )
 
 
 def assign_folds(data: EvaluationData) -> Folds:
-    """Return folds that depend neither on names nor on the order of rows; no folds where there are too few speakers."""
+    """Return folds that depend neither on names nor on the order of rows; no folds where there are
+    too few speakers.
+    """
     count = len(data.speakers)
     group = torch.zeros(count, dtype=torch.int64, device=data.speakers.device)
     for each in (data.original, data.protected):
@@ -72,8 +78,9 @@ def assign_folds(data: EvaluationData) -> Folds:
 class CellRows:
     """Rows of one side in their cells, sorted by speaker.
 
-    ``embeddings`` ``(C, R, D)``; all others ``(C, R)``: ``is_row``, False where a short cell is filled up; ``code`` of
-    the speaker, consecutive within a cell; ``row``, index among the utterances of the side; ``ids``; ``sessions``.
+    ``embeddings`` ``(C, R, D)``; all others ``(C, R)``: ``is_row``, False where a short cell is
+    filled up; ``code`` of the speaker, consecutive within a cell; ``row``, index among the
+    utterances of the side; ``ids``; ``sessions``.
     """
 
     embeddings: Tensor
@@ -89,7 +96,11 @@ class CellRows:
         for field in fields(self):
             values = getattr(self, field.name)
             if values is not None:
-                index = columns[..., None].expand(-1, -1, values.shape[-1]) if values.dim() == 3 else columns
+                index = (
+                    columns[..., None].expand(-1, -1, values.shape[-1])
+                    if values.dim() == 3
+                    else columns
+                )
                 taken[field.name] = values.gather(1, index)
         return replace(self, **taken)
 
@@ -134,7 +145,8 @@ def label_pairs(
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> Tensor:
-    """Return the kind of every pair of enrolment and test rows of the same cell, ``(C, A, B)`` int32.
+    """Return the kind of every pair of enrolment and test rows of the same cell, ``(C, A, B)``
+    int32.
 
     With ``is_same_rows`` every unordered pair counts once.
     """
@@ -148,7 +160,11 @@ def label_pairs(
     if not is_same_rows or enrolment.sessions is not None:
         is_same_recording = enrolment.ids[:, rows, None] == test.ids[:, None, columns]
         is_trial = is_trial & ~(is_target & is_same_recording)
-    if condition.target_sessions != "any" and enrolment.sessions is not None and test.sessions is not None:
+    if (
+        condition.target_sessions != "any"
+        and enrolment.sessions is not None
+        and test.sessions is not None
+    ):
         is_same_session = enrolment.sessions[:, rows, None] == test.sessions[:, None, columns]
         is_left_out = is_same_session if condition.target_sessions == "other" else ~is_same_session
         is_trial = is_trial & ~(is_target & is_left_out)
@@ -157,7 +173,9 @@ def label_pairs(
 
 
 class Sample(NamedTuple):
-    """Some rows of each cell: their columns ``(C, r)``, whether one is taken, and the new code of its speaker."""
+    """Some rows of each cell: their columns ``(C, r)``, whether one is taken, and the new code of
+    its speaker.
+    """
 
     columns: Tensor
     is_taken: Tensor
@@ -165,7 +183,8 @@ class Sample(NamedTuple):
 
 
 def choose_sample(side: CellRows) -> Sample | None:
-    """Return some rows of some speakers of each cell, evenly spaced; the speakers are numbered anew.
+    """Return some rows of some speakers of each cell, evenly spaced; the speakers are numbered
+    anew.
 
     None where there are few rows: all of them are taken.
     """
@@ -183,7 +202,9 @@ def choose_sample(side: CellRows) -> Sample | None:
     is_first[:, 1:] = side.code[:, 1:] != side.code[:, :-1]
     place = torch.arange(longest, device=side.code.device).expand_as(side.code)
     start = torch.where(is_first, place, 0).cummax(1).values
-    size = torch.zeros_like(side.code).scatter_add(1, start, torch.ones_like(place)).gather(1, start)
+    size = (
+        torch.zeros_like(side.code).scatter_add(1, start, torch.ones_like(place)).gather(1, start)
+    )
     share = torch.minimum(size, per_speaker)
     is_taken = is_kept & ((place - start) * share % size < share)
     columns = (~is_taken).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]

@@ -1,15 +1,18 @@
 """The fused attacker: all attacks, all settings, all encoders, weighted into one score.
 
-1. Every attack with every setting is fitted on the speakers outside each fold, and scores pairs within the fold
-   (:mod:`vpmetrics.attacks.features`). Scores are standardised within the fold, without labels.
-2. A logistic regression with balanced classes weighs them. The weights of a fold come from pairs of the other folds.
+1. Every attack with every setting is fitted on the speakers outside each fold, and scores pairs
+   within the fold (:mod:`vpmetrics.attacks.features`). Scores are standardised within the fold,
+   without labels.
+2. A logistic regression with balanced classes weighs them. The weights of a fold come from pairs of
+    the other folds.
 3. All pairs within each fold are counted by their weighted sum, and pooled over folds.
 
-This is done for what an attacker may have, from nothing to pairs of original and protected speech. Plain comparison
-needs no fitting: it is counted on all trials of the condition, and no result is below it.
+This is done for what an attacker may have, from nothing to pairs of original and protected speech.
+Plain comparison needs no fitting: it is counted on all trials of the condition, and no result is
+below it.
 
-The chance level is the same for targets that disclose nothing: pairs of a speaker and the next one instead of pairs of
-one speaker. As many pairs of as many speakers overfit as much.
+The chance level is the same for targets that disclose nothing: pairs of a speaker and the next one
+instead of pairs of one speaker. As many pairs of as many speakers overfit as much.
 """
 
 from __future__ import annotations
@@ -25,7 +28,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.condition_scores import collect_pair_scores
-from vpmetrics._scores.measures import eer_of_steps, expected_disclosure, found_among_of_steps, tpr_at_fpr_of_steps
+from vpmetrics._scores.measures import (
+    eer_of_steps,
+    expected_disclosure,
+    found_among_of_steps,
+    tpr_at_fpr_of_steps,
+)
 from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns
 from vpmetrics._scores.scorers import FEW_PAIRS, SCORERS
@@ -33,7 +41,12 @@ from vpmetrics._util.dtypes import is_finite_everywhere, wide_dtype, widen
 from vpmetrics._util.scalar import FULL_DISCLOSURE
 from vpmetrics._util.validation import warn_undefined
 from vpmetrics._utterances.conditions import Condition
-from vpmetrics._utterances.utterances import EvaluationData, Utterances, add_counts, renumber_speakers
+from vpmetrics._utterances.utterances import (
+    EvaluationData,
+    Utterances,
+    add_counts,
+    renumber_speakers,
+)
 from vpmetrics.attacks.features import (
     PROFILES,
     AttackFeatures,
@@ -89,8 +102,9 @@ _ROW_ENTRIES_AT_ONCE = 1 << 25  # entries of mapped rows held at a time
 class AttackShare(NamedTuple):
     """What one attack finds by itself, and its share of the fused score.
 
-    ``d_ece``: in its better direction, from a sample of pairs, the largest of its settings. ``share``: what its scores
-    add to the distance between the means of targets and of non-targets, over that distance; shares add up to 1.
+    ``d_ece``: in its better direction, from a sample of pairs, the largest of its settings.
+    ``share``: what its scores add to the distance between the means of targets and of non-targets,
+    over that distance; shares add up to 1.
     """
 
     name: str
@@ -111,8 +125,8 @@ class ReportedAttack(NamedTuple):
 class LearningCurve(NamedTuple):
     """D_ECE by the number of speakers that attacks are fitted on.
 
-    ``limit``: ``a`` of ``a + b / n`` through half and all of ``n`` speakers, at least the value of all; NaN where that
-    is within chance, or for fewer than 32 speakers.
+    ``limit``: ``a`` of ``a + b / n`` through half and all of ``n`` speakers, at least the value of
+    all; NaN where that is within chance, or for fewer than 32 speakers.
     """
 
     num_speakers: int
@@ -122,7 +136,9 @@ class LearningCurve(NamedTuple):
 
 
 class FusedFold(NamedTuple):
-    """Utterances of a fold whose embeddings are fused rows, and how a test is compared with a reference."""
+    """Utterances of a fold whose embeddings are fused rows, and how a test is compared with a
+    reference.
+    """
 
     data: EvaluationData
     score: Callable[[Tensor, Tensor], Tensor]
@@ -132,11 +148,11 @@ class FusedFold(NamedTuple):
 class FusedResult:
     """What the fused attacker learns in one condition.
 
-    ``measures``: by key, of the chosen branch. ``by_profile``: D_ECE by key of the profile, each at least that of the
-    profiles it includes. ``profile``: number of the chosen profile; None where plain comparison finds at least as much,
-    then ``plain_encoder`` and ``is_negated`` tell which one. ``attacks``: the table of attacks by themselves.
-    ``curve``: the learning curve, where it was asked for.
-    ``replicates``: measures of all speakers and without each group, ``(1 + G,)``.
+    ``measures``: by key, of the chosen branch. ``by_profile``: D_ECE by key of the profile, each at
+    least that of the profiles it includes. ``profile``: number of the chosen profile; None where
+    plain comparison finds at least as much, then ``plain_encoder`` and ``is_negated`` tell which
+    one. ``attacks``: the table of attacks by themselves. ``curve``: the learning curve, where it
+    was asked for. ``replicates``: measures of all speakers and without each group, ``(1 + G,)``.
     """
 
     measures: dict[str, Tensor]
@@ -180,9 +196,10 @@ class FusedResult:
 class _ConditionFusion:
     """The fusion of one condition: its rows, and the weights of its features.
 
-    ``mean``, ``deviation`` ``(C, A)`` of the scores of each cell. ``weights`` ``(C, 2 P, A)``: of each profile, for
-    speakers and then for permuted ones. ``scale`` ``(2 P,)``: deviation of each fused score. ``shares``
-    ``(P, A)``. ``own_counts`` ``(A, 3, B)``: sampled pairs by the score of each feature.
+    ``mean``, ``deviation`` ``(C, A)`` of the scores of each cell. ``weights`` ``(C, 2 P, A)``: of
+    each profile, for speakers and then for permuted ones. ``scale`` ``(2 P,)``: deviation of each
+    fused score. ``shares`` ``(P, A)``. ``own_counts`` ``(A, 3, B)``: sampled pairs by the score of
+    each feature.
     """
 
     condition: Condition
@@ -206,7 +223,8 @@ class _ConditionFusion:
 class FusedAttacker:
     """All attacks on some utterances as one attacker, fitted on the speakers of other folds.
 
-    One object serves several conditions, which share the fits. Nothing is fitted before a result is asked for.
+    One object serves several conditions, which share the fits. Nothing is fitted before a result is
+    asked for.
 
     Args:
         data: Utterances of one or several encoders.
@@ -232,7 +250,8 @@ class FusedAttacker:
         self.data = self._encoders[0]
         self.attacks, self.conditions = append_plain_attack(attacks), tuple(conditions)
         self.processes, self.enrolment = data.processes, enrolment
-        self._observed = observed if count == 1 else None  # moments of one encoder say nothing about another
+        # moments of one encoder say nothing about another
+        self._observed = observed if count == 1 else None
         self.folds = assign_folds(self.data)
         self._all_encoders, self._half = data, half
         self._is_fitted_on = torch.ones_like(self.folds.code, dtype=torch.bool)
@@ -241,33 +260,45 @@ class FusedAttacker:
         self._fusions: dict[str, _ConditionFusion] = {}
         self._arranged: list[tuple[Utterances, torch.dtype, CellRows]] = []
         self._samples: list[tuple[CellRows, Sample | None]] = []
-        self._kept_blocks: dict[str, list[FeatureBlock]] = {}  # all features of the last condition, where these are few
+        # all features of the last condition, where these are few
+        self._kept_blocks: dict[str, list[FeatureBlock]] = {}
 
     def report_attacks(self, results: Mapping[str, FusedResult]) -> tuple[ReportedAttack, ...]:
-        """Return all attacks, with what each finds by itself, and its share, in the results by condition."""
+        """Return all attacks, with what each finds by itself, and its share, in the results by
+        condition.
+        """
         names = [
             AttackName(name_on_encoder(attack_name(attack), encoder), getattr(attack, "needs", ""))
             for encoder in self._encoder_names
             for attack in self.attacks
         ]
-        found = {condition: {entry[:2]: entry for entry in result.attacks} for condition, result in results.items()}
+        found = {
+            condition: {entry[:2]: entry for entry in result.attacks}
+            for condition, result in results.items()
+        }
         for entries in found.values():
             names += [AttackName(*name) for name in entries]
         reported = []
         for name in dict.fromkeys(names):
-            known = {condition: entries[name] for condition, entries in found.items() if name in entries}
+            known = {
+                condition: entries[name] for condition, entries in found.items() if name in entries
+            }
             d_ece = {condition: entry.d_ece for condition, entry in known.items()}
             share = {condition: entry.share for condition, entry in known.items()}
             reported.append(ReportedAttack(name.name, name.needs, d_ece, share))
         return tuple(reported)
 
     def learning_curve(
-        self, condition: Condition, result: FusedResult, plain: StepsOfBothSigns | Sequence[StepsOfBothSigns] = ()
+        self,
+        condition: Condition,
+        result: FusedResult,
+        plain: StepsOfBothSigns | Sequence[StepsOfBothSigns] = (),
     ) -> LearningCurve:
-        """Return what the attacker learns from half of the speakers and from all, and the limit of many speakers.
+        """Return what the attacker learns from half of the speakers and from all, and the limit of
+        many speakers.
 
-        Maps and weights are fitted again on either half of the speakers of the other folds; the attacked trials stay
-        the same. See :class:`LearningCurve`.
+        Maps and weights are fitted again on either half of the speakers of the other folds; the
+        attacked trials stay the same. See :class:`LearningCurve`.
         """
         value = result.measures["d_ece_strongest"]
         undefined = torch.full_like(value, torch.nan)
@@ -277,17 +308,26 @@ class FusedAttacker:
         halves = []
         for half in (0, 1):
             attacker = FusedAttacker(
-                self._all_encoders, self.attacks, [condition], self._observed, self.enrolment, 0 if half == 0 else 1
+                self._all_encoders,
+                self.attacks,
+                [condition],
+                self._observed,
+                self.enrolment,
+                0 if half == 0 else 1,
             )
             halves.append(attacker.result(condition, plain=plain).measures["d_ece_strongest"])
         from_half = torch.stack(halves).mean()
         # D(n) = a + b / n for half and all of the speakers.
         limit = (2 * value - from_half).clamp(max=FULL_DISCLOSURE)
         limit = torch.maximum(limit, value)
-        return LearningCurve(number, from_half, value, torch.where(value > result.chance, limit, torch.nan))
+        return LearningCurve(
+            number, from_half, value, torch.where(value > result.chance, limit, torch.nan)
+        )
 
     def fused_folds(self, condition: Condition, result: FusedResult) -> list[FusedFold]:
-        """Return the utterances of each fold, with what the chosen branch compares; an empty list where undefined."""
+        """Return the utterances of each fold, with what the chosen branch compares; an empty list
+        where undefined.
+        """
         if not result.attacks:
             return []
         profile = PROFILES[result.profile or 0]
@@ -311,7 +351,13 @@ class FusedAttacker:
     @cached_property
     def _features(self) -> list[AttackFeatures]:
         features = []
-        settings = (self.attacks, self.conditions, self._observed, self.enrolment, self._is_fitted_on)
+        settings = (
+            self.attacks,
+            self.conditions,
+            self._observed,
+            self.enrolment,
+            self._is_fitted_on,
+        )
         for data, name in zip(self._encoders, self._encoder_names, strict=True):
             of_encoder = AttackFeatures(data, self.folds, *settings)
             of_encoder.name_encoder(name)
@@ -325,27 +371,41 @@ class FusedAttacker:
         plain: StepsOfBothSigns | Sequence[StepsOfBothSigns] = (),
         plain_replicates: StepsOfBothSigns | Sequence[StepsOfBothSigns] | None = None,
     ) -> FusedResult:
-        """Return what the fused attacker learns in a condition; NaN and one warning where it is undefined.
+        """Return what the fused attacker learns in a condition; NaN and one warning where it is
+        undefined.
 
-        ``groups`` are left out one by one; attacks and weights stay as they are. ``plain``: what plain comparison finds
-        on all trials, by encoder; the result is at least that, in the better direction. ``plain_replicates``
-        ``(1 + G, S)``: the same of all speakers and without each group.
+        ``groups`` are left out one by one; attacks and weights stay as they are. ``plain``: what
+        plain comparison finds on all trials, by encoder; the result is at least that, in the better
+        direction. ``plain_replicates`` ``(1 + G, S)``: the same of all speakers and without each
+        group.
         """
         device = self.data.speakers.device
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             reason = self._find_reason_undefined(condition)
             if reason is None:
-                return self._evaluate(condition, groups, _as_list(plain), _as_list(plain_replicates))
+                return self._evaluate(
+                    condition, groups, _as_list(plain), _as_list(plain_replicates)
+                )
             warn_undefined(reason)
             nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
-            replicates = None if groups is None else dict.fromkeys(_MEASURES, nan.expand(1 + groups.num_groups))
+            replicates = (
+                None
+                if groups is None
+                else dict.fromkeys(_MEASURES, nan.expand(1 + groups.num_groups))
+            )
             return FusedResult(
-                dict.fromkeys(_MEASURES, nan), nan, nan, dict.fromkeys(PROFILE_KEYS, nan), replicates=replicates
+                dict.fromkeys(_MEASURES, nan),
+                nan,
+                nan,
+                dict.fromkeys(PROFILE_KEYS, nan),
+                replicates=replicates,
             )
 
     def _find_reason_undefined(self, condition: Condition) -> str | None:
         if self.folds.num_folds == 0:
-            return f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
+            return (
+                f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
+            )
         if not self._is_finite:
             return "Some embeddings, measured or observed, are not finite."
         enrolment, test = self.data.sides(condition, self.enrolment)
@@ -358,8 +418,8 @@ class FusedAttacker:
     ) -> Sequence[FoldRows]:
         """Return the rows of each fold (of each partition) after the fused attack.
 
-        ``profile``: what the attacker has, one of :data:`PROFILES`; the richest by default. With ``is_permuted``
-        weights are those of the chance level.
+        ``profile``: what the attacker has, one of :data:`PROFILES`; the richest by default. With
+        ``is_permuted`` weights are those of the chance level.
         """
         if self._find_reason_undefined(condition) is not None:
             return []
@@ -378,7 +438,9 @@ class FusedAttacker:
                 weights = fusion.weights[cell, 2 * number + is_permuted]
                 weights_by_chance = fusion.weights[cell, 2 * number + 1]
                 inside = cell - chunk * cells_per_chunk
-                return self._make_fold_rows(fusion, sides, cached[chunk], cell, inside, (weights, weights_by_chance))
+                return self._make_fold_rows(
+                    fusion, sides, cached[chunk], cell, inside, (weights, weights_by_chance)
+                )
 
         return FoldRowsOfCondition(len(fusion.mean), make)
 
@@ -398,12 +460,20 @@ class FusedAttacker:
         parts = []
         for block in blocks:
             rows, columns = block.select_cell(cell_in_chunk)
-            columns = columns[:, is_column][..., is_column] if block.matrix is not None else columns[:, is_column]
+            columns = (
+                columns[:, is_column][..., is_column]
+                if block.matrix is not None
+                else columns[:, is_column]
+            )
             rows = rows[:, is_row][..., is_column] if block.matrix is not None else rows[:, is_row]
             index = torch.tensor(list(block.features), device=fusion.mean.device)
             weight, chance_weight = (values[index].to(rows) for values in weights)
-            mean, deviation = (values[cell, index].to(rows) for values in (fusion.mean, fusion.deviation))
-            parts.append(WeightedRows(rows, columns, weight, mean, deviation, block.is_cosine, chance_weight))
+            mean, deviation = (
+                values[cell, index].to(rows) for values in (fusion.mean, fusion.deviation)
+            )
+            parts.append(
+                WeightedRows(rows, columns, weight, mean, deviation, block.is_cosine, chance_weight)
+            )
         return FoldRows(enrolment, test, parts)
 
     # --- Fitting
@@ -415,14 +485,20 @@ class FusedAttacker:
         return self._fusions[condition.name]
 
     def _fit_fusion(self, condition: Condition) -> _ConditionFusion:
-        """Score a sample of pairs by every feature, standardise, and fit the weights of each profile."""
+        """Score a sample of pairs by every feature, standardise, and fit the weights of each
+        profile.
+        """
         enrolment, test = self._arrange(condition)
         is_same_rows = enrolment[0] is test[0]
         labels = [label for features in self._features for label in features.labels(condition)]
         all_folds = range(self.folds.num_folds)
         columns = self._choose_sample(enrolment[0]), self._choose_sample(test[0])
         sampled_enrolment = [take_sample(cells, columns[0]) for cells in enrolment]
-        sampled_test = sampled_enrolment if is_same_rows else [take_sample(cells, columns[1]) for cells in test]
+        sampled_test = (
+            sampled_enrolment
+            if is_same_rows
+            else [take_sample(cells, columns[1]) for cells in test]
+        )
         kinds = label_pairs(sampled_enrolment[0], sampled_test[0], condition, is_same_rows)
         if len(self._cut_folds(enrolment, test, len(labels))) == 1:  # all rows are mapped once
             kept = self._compare_rows(condition, enrolment, test, all_folds)
@@ -434,18 +510,31 @@ class FusedAttacker:
         standardised, mean, deviation = standardise_in_cells(scores, kinds)
         cell_fold = torch.arange(len(kinds), device=kinds.device) // self.folds.num_partitions
         is_fitted_on = self._mark_pairs_fitted_on(condition, sampled_enrolment[0], sampled_test[0])
-        sample = _SampledPairs.from_cells(standardised, kinds.masked_fill(~is_fitted_on, NO_TRIAL), cell_fold)
+        sample = _SampledPairs.from_cells(
+            standardised, kinds.masked_fill(~is_fitted_on, NO_TRIAL), cell_fold
+        )
         weights, shares = self._fit_weights(sample, labels)
         fused = torch.einsum("kqa,kan->kqn", weights[cell_fold], standardised.flatten(2))
         is_trial = (kinds != NO_TRIAL).flatten(1)[:, None]
         scale = (torch.where(is_trial, fused.square(), 0).sum((0, 2)) / is_trial.sum()).sqrt()
         return _ConditionFusion(
-            condition, enrolment, test, labels, mean, deviation, weights[cell_fold],
-            torch.where(scale > 0, scale, 1), shares, count_single_attacks(standardised, kinds), sample.has_both_kinds,
-        )  # fmt: skip
+            condition,
+            enrolment,
+            test,
+            labels,
+            mean,
+            deviation,
+            weights[cell_fold],
+            torch.where(scale > 0, scale, 1),
+            shares,
+            count_single_attacks(standardised, kinds),
+            sample.has_both_kinds,
+        )
 
     def _arrange(self, condition: Condition) -> tuple[list[CellRows], list[CellRows]]:
-        """Return enrolment and test rows of each encoder in their cells; the same objects where these are the same."""
+        """Return enrolment and test rows of each encoder in their cells; the same objects where
+        these are the same.
+        """
         enrolment, test = [], []
         for data in self._encoders:
             first, second = data.sides(condition, self.enrolment)
@@ -458,7 +547,9 @@ class FusedAttacker:
             test.append(self._arrange_side(second, dtype))
         return enrolment, test
 
-    def _mark_pairs_fitted_on(self, condition: Condition, enrolment: CellRows, test: CellRows) -> Tensor:
+    def _mark_pairs_fitted_on(
+        self, condition: Condition, enrolment: CellRows, test: CellRows
+    ) -> Tensor:
         """Return which pairs ``(C, r, r')`` have two speakers that weights may be fitted on."""
         sides = self.data.sides(condition, self.enrolment)
         is_row = self._is_fitted_on[sides[0].speaker_index][enrolment.row]
@@ -481,8 +572,12 @@ class FusedAttacker:
         self._samples.append((cells, choose_sample(cells)))
         return self._samples[-1][1]
 
-    def _fit_weights(self, sample: _SampledPairs, labels: Sequence[AttackName]) -> tuple[Tensor, Tensor]:
-        """Return the weights ``(K, 2 P, A)`` of each fold, and the share of each feature in each profile ``(P, A)``."""
+    def _fit_weights(
+        self, sample: _SampledPairs, labels: Sequence[AttackName]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weights ``(K, 2 P, A)`` of each fold, and the share of each feature in each
+        profile ``(P, A)``.
+        """
         num_folds, num_profiles = self.folds.num_folds, len(PROFILES)
         device = sample.fold.device
         is_outside = sample.fold != torch.arange(num_folds, device=device)[:, None]
@@ -500,7 +595,10 @@ class FusedAttacker:
             is_used = (profile[features] <= richest).repeat_interleave(2 * num_folds, dim=0)
             count = len(profiles)
             found = fit_logistic_weights(
-                sample.scores[:, features], is_target.repeat(count, 1), pair_weights.repeat(count, 1), is_used
+                sample.scores[:, features],
+                is_target.repeat(count, 1),
+                pair_weights.repeat(count, 1),
+                is_used,
             )
             weights[profiles.start : profiles.stop, :, features] = found.unflatten(0, (count, -1))
         shares = share_of_distance(weights[:, :num_folds].mean(1), sample.scores, sample.kind)
@@ -512,11 +610,17 @@ class FusedAttacker:
     def _chunks(self, fusion: _ConditionFusion) -> list[range]:
         return self._cut_folds(fusion.enrolment, fusion.test, len(fusion.labels))
 
-    def _cut_folds(self, enrolment: Sequence[CellRows], test: Sequence[CellRows], num_features: int) -> list[range]:
-        """Return the folds that are worked on at a time, so that their mapped rows fit into memory."""
+    def _cut_folds(
+        self, enrolment: Sequence[CellRows], test: Sequence[CellRows], num_features: int
+    ) -> list[range]:
+        """Return the folds that are worked on at a time, so that their mapped rows fit into
+        memory.
+        """
         num_rows = enrolment[0].code.shape[1] + test[0].code.shape[1]
         width = sum(cells.embeddings.shape[-1] for cells in enrolment)
-        per_fold = num_rows * self.folds.num_partitions * width * max(1, num_features // len(enrolment))
+        per_fold = (
+            num_rows * self.folds.num_partitions * width * max(1, num_features // len(enrolment))
+        )
         count = max(1, min(self.folds.num_folds, _ROW_ENTRIES_AT_ONCE // max(1, per_fold)))
         starts = range(0, self.folds.num_folds, count)
         return [range(start, min(start + count, self.folds.num_folds)) for start in starts]
@@ -527,11 +631,17 @@ class FusedAttacker:
             return self._kept_blocks[fusion.condition.name]
         cells = self._cells_of(folds)
         enrolment = [rows.select_cells(cells) for rows in fusion.enrolment]
-        test = enrolment if fusion.is_same_rows else [rows.select_cells(cells) for rows in fusion.test]
+        test = (
+            enrolment if fusion.is_same_rows else [rows.select_cells(cells) for rows in fusion.test]
+        )
         return self._compare_rows(fusion.condition, enrolment, test, folds)
 
     def _compare_rows(
-        self, condition: Condition, enrolment: Sequence[CellRows], test: Sequence[CellRows], folds: range
+        self,
+        condition: Condition,
+        enrolment: Sequence[CellRows],
+        test: Sequence[CellRows],
+        folds: range,
     ) -> list[FeatureBlock]:
         blocks: list[FeatureBlock] = []
         number = 0
@@ -542,31 +652,52 @@ class FusedAttacker:
         return blocks
 
     def _cells_of(self, folds: range) -> slice:
-        return slice(folds.start * self.folds.num_partitions, folds.stop * self.folds.num_partitions)
+        return slice(
+            folds.start * self.folds.num_partitions, folds.stop * self.folds.num_partitions
+        )
 
-    def _score_all_pairs(self, fusion: _ConditionFusion, chosen: Sequence[int]) -> Iterator[_ScoredBlock]:
-        """Yield all pairs of all folds by the fused scores with these numbers, and by plain comparison."""
+    def _score_all_pairs(
+        self, fusion: _ConditionFusion, chosen: Sequence[int]
+    ) -> Iterator[_ScoredBlock]:
+        """Yield all pairs of all folds by the fused scores with these numbers, and by plain
+        comparison.
+        """
         turn = 0
         for folds in self._chunks(fusion):
             cells = self._cells_of(folds)
-            enrolment, test = fusion.enrolment[0].select_cells(cells), fusion.test[0].select_cells(cells)
+            enrolment, test = (
+                fusion.enrolment[0].select_cells(cells),
+                fusion.test[0].select_cells(cells),
+            )
             blocks = self._compare(fusion, folds)
             scale = fusion.weights[cells][:, list(chosen)] / fusion.deviation[cells][:, None]
             scale = scale / fusion.scale[list(chosen)][:, None]
             offset = -(scale * fusion.mean[cells][:, None]).sum(-1)  # (c, Q)
-            for rows, columns in cut_into_blocks(enrolment, test, len(fusion.labels), fusion.is_same_rows):
+            for rows, columns in cut_into_blocks(
+                enrolment, test, len(fusion.labels), fusion.is_same_rows
+            ):
                 turn += 1
                 if turn % self.processes.world_size != self.processes.process_rank:
                     continue
-                kinds = label_pairs(enrolment, test, fusion.condition, fusion.is_same_rows, rows, columns)
+                kinds = label_pairs(
+                    enrolment, test, fusion.condition, fusion.is_same_rows, rows, columns
+                )
                 fused = weigh_blocks(blocks, scale, offset, rows, columns)
-                yield _ScoredBlock(fused, kinds, enrolment.code[:, rows], test.code[:, columns], cells.start)
+                yield _ScoredBlock(
+                    fused, kinds, enrolment.code[:, rows], test.code[:, columns], cells.start
+                )
 
     def _count_pairs(self, fusion: _ConditionFusion) -> Tensor:
-        """Return the counts ``(2 P, 3, B)`` of all pairs by each fused score, kind of pair and bin."""
+        """Return the counts ``(2 P, 3, B)`` of all pairs by each fused score, kind of pair and
+        bin.
+        """
         number = fusion.weights.shape[1]
-        counts = torch.zeros(number, NO_TRIAL + 1, _BINS, dtype=torch.int32, device=self.data.speakers.device)
-        first_slot = torch.arange(number, dtype=torch.int32, device=counts.device) * ((NO_TRIAL + 1) * _BINS)
+        counts = torch.zeros(
+            number, NO_TRIAL + 1, _BINS, dtype=torch.int32, device=self.data.speakers.device
+        )
+        first_slot = torch.arange(number, dtype=torch.int32, device=counts.device) * (
+            (NO_TRIAL + 1) * _BINS
+        )
         for block in self._score_all_pairs(fusion, range(number)):
             slots = assign_bins(block.scores)  # (c, Q, a, b)
             slots += first_slot[:, None, None]
@@ -584,21 +715,29 @@ class FusedAttacker:
     ) -> FusedResult:
         fusion = self._fuse(condition)
         for index in range(max(1, len(plain)), len(self._encoders)):
-            counts_of_encoder, replicates_of_encoder = self._compare_plainly(condition, index, groups)
+            counts_of_encoder, replicates_of_encoder = self._compare_plainly(
+                condition, index, groups
+            )
             plain = [*plain, counts_of_encoder]
             plain_replicates = [*plain_replicates, *replicates_of_encoder]
         counts = widen(self._count_pairs(fusion))
         steps = join_all_steps(counts, widen(fusion.own_counts))
         num_profiles, num_features = len(PROFILES), len(fusion.labels)
-        d_ece, chance, own = expected_disclosure(steps).split([num_profiles, num_profiles, 2 * num_features])
+        d_ece, chance, own = expected_disclosure(steps).split(
+            [num_profiles, num_profiles, 2 * num_features]
+        )
         # Plain comparison, with its negation, is the first profile before its sign is chosen.
-        floor = torch.stack([expected_disclosure(each) for both in plain for each in both] or [d_ece.new_zeros(())])
+        floor = torch.stack(
+            [expected_disclosure(each) for both in plain for each in both] or [d_ece.new_zeros(())]
+        )
         best_plain, best_profile = int(floor.argmax()), int(d_ece.argmax())
         by_profile = torch.maximum(d_ece.cummax(0).values, floor.amax())
         is_plain = bool(plain) and bool(floor[best_plain] >= d_ece[best_profile])
         if is_plain:
             chosen = plain[best_plain // 2][best_plain % 2]
-            replicates = plain_replicates[best_plain // 2][best_plain % 2] if plain_replicates else None
+            replicates = (
+                plain_replicates[best_plain // 2][best_plain % 2] if plain_replicates else None
+            )
         else:
             chosen = take_row(steps, best_profile)
             replicates = None
@@ -620,10 +759,14 @@ class FusedAttacker:
     def _compare_plainly(
         self, condition: Condition, index: int, groups: JackknifeGroups | None
     ) -> tuple[StepsOfBothSigns, list[StepsOfBothSigns]]:
-        """Return what plain comparison finds by one encoder on all trials, and with groups without each of them."""
+        """Return what plain comparison finds by one encoder on all trials, and with groups without
+        each of them.
+        """
         enrolment, test = self._encoders[index].sides(condition, self.enrolment)
         num_speakers = len(self.data.speakers)
-        pairs = PairBlocks(enrolment, test, num_speakers, SCORERS["cosine"], condition, self.processes)
+        pairs = PairBlocks(
+            enrolment, test, num_speakers, SCORERS["cosine"], condition, self.processes
+        )
         scores = collect_pair_scores(pairs)
         if groups is None:
             return scores.counts, []
@@ -632,8 +775,12 @@ class FusedAttacker:
         counted = count_replicates(pairs, scores, groups, self.data.speakers)
         return scores.counts, [counted.measure_input.counts]
 
-    def _count_replicates(self, fusion: _ConditionFusion, number: int, steps: Steps, groups: JackknifeGroups) -> Steps:
-        """Return the trial counts by one fused score, of all speakers and without each group, ``(1 + G, S)``."""
+    def _count_replicates(
+        self, fusion: _ConditionFusion, number: int, steps: Steps, groups: JackknifeGroups
+    ) -> Steps:
+        """Return the trial counts by one fused score, of all speakers and without each group, ``(1
+        + G, S)``.
+        """
         folds = self.folds
         cell_of_bin = merge_bins(steps)
         size = int(cell_of_bin[-1]) + 1
@@ -643,7 +790,9 @@ class FusedAttacker:
         place = folds.cell_of_speaker * longest + folds.code
         group_of_code[place[is_attacked]] = groups.find_groups(self.data.speakers)[is_attacked]
         group_of_code = group_of_code.view(num_cells, longest)
-        counts = torch.zeros(2 * (groups.num_groups + 1) * size + 1, dtype=torch.int64, device=place.device)
+        counts = torch.zeros(
+            2 * (groups.num_groups + 1) * size + 1, dtype=torch.int64, device=place.device
+        )
         unused = len(counts) - 1
         for block in self._score_all_pairs(fusion, [number]):
             cells = group_of_code[block.first_cell : block.first_cell + len(block.kinds)]
@@ -665,7 +814,9 @@ class FusedAttacker:
 
 
 class _ScoredBlock(NamedTuple):
-    """Fused scores ``(c, Q, a, b)`` over their deviation, kinds ``(c, a, b)``, codes of both sides, the first cell."""
+    """Fused scores ``(c, Q, a, b)`` over their deviation, kinds ``(c, a, b)``, codes of both sides,
+    the first cell.
+    """
 
     scores: Tensor
     kinds: Tensor
@@ -675,7 +826,9 @@ class _ScoredBlock(NamedTuple):
 
 
 class _SampledPairs(NamedTuple):
-    """Clipped standardised scores ``(P, A)`` of sampled pairs, with their kinds and folds ``(P,)``."""
+    """Clipped standardised scores ``(P, A)`` of sampled pairs, with their kinds and folds
+    ``(P,)``.
+    """
 
     scores: Tensor
     kind: Tensor
@@ -684,13 +837,17 @@ class _SampledPairs(NamedTuple):
 
     @classmethod
     def from_cells(cls, scores: Tensor, kinds: Tensor, cell_fold: Tensor) -> _SampledPairs:
-        """Return evenly spaced pairs of each kind, from scores ``(C, A, r, r')`` and kinds ``(C, r, r')``."""
+        """Return evenly spaced pairs of each kind, from scores ``(C, A, r, r')`` and kinds ``(C, r,
+        r')``.
+        """
         flat_kinds = kinds.flatten()
         chosen = []
         for kind in (NONTARGET, CHANCE_TARGET, TARGET):
             places = (flat_kinds == kind).nonzero().flatten()
             count = min(len(places), _MOST_NONTARGETS if kind == NONTARGET else _MOST_TARGETS)
-            chosen.append(places[torch.arange(count, device=places.device) * len(places) // max(1, count)])
+            chosen.append(
+                places[torch.arange(count, device=places.device) * len(places) // max(1, count)]
+            )
         has_both_kinds = len(chosen[0]) + len(chosen[1]) > 0 and len(chosen[2]) > 0
         places = torch.cat(chosen)
         per_cell = kinds[0].numel()
@@ -700,7 +857,9 @@ class _SampledPairs(NamedTuple):
 
 
 def tabulate_attacks(fusion: _ConditionFusion, own_d_ece: Tensor) -> tuple[AttackShare, ...]:
-    """Return what each attack finds by itself, its best setting, and its share of the richest profile."""
+    """Return what each attack finds by itself, its best setting, and its share of the richest
+    profile.
+    """
     names = list(dict.fromkeys(fusion.labels))
     table = torch.stack([own_d_ece, fusion.shares[-1]]).tolist()
     d_ece = dict.fromkeys(names, -math.inf)
@@ -725,7 +884,9 @@ def _as_list(value: StepsOfBothSigns | Sequence[StepsOfBothSigns] | None) -> lis
 def make_fused_fold(
     enrolment: Utterances, test: Utterances, rows: tuple[Tensor, Tensor], condition: Condition
 ) -> FusedFold:
-    """Return the fold with enrolment rows in the first half of the columns and test rows in the second half."""
+    """Return the fold with enrolment rows in the first half of the columns and test rows in the
+    second half.
+    """
     enrolment_rows, test_rows = rows
     width = enrolment_rows.shape[1]
 
@@ -743,7 +904,9 @@ def make_fused_fold(
 
 def append_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:
     """Return the attacks, with plain comparison put first where it is missing."""
-    return tuple(attacks) if any(type(attack) is Plain for attack in attacks) else (Plain(), *attacks)
+    return (
+        tuple(attacks) if any(type(attack) is Plain for attack in attacks) else (Plain(), *attacks)
+    )
 
 
 def gather_scores(blocks: Sequence[FeatureBlock], num_features: int) -> Tensor:
@@ -758,9 +921,11 @@ def gather_scores(blocks: Sequence[FeatureBlock], num_features: int) -> Tensor:
 
 
 def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores with mean 0 and deviation 1 in each cell, without labels; their means and deviations ``(C, A)``.
+    """Return scores with mean 0 and deviation 1 in each cell, without labels; their means and
+    deviations ``(C, A)``.
 
-    A feature whose scores are constant, infinite or missing in some cell is 0 everywhere; its deviation is infinite.
+    A feature whose scores are constant, infinite or missing in some cell is 0 everywhere; its
+    deviation is infinite.
     """
     is_trial = (kinds != NO_TRIAL)[:, None]
     number = is_trial.sum((2, 3)).clamp(min=1)
@@ -777,7 +942,9 @@ def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor,
 
 
 def balance_classes(is_outside: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
-    """Return the weight of each pair ``(P,)`` in each problem ``(K, P)``: those of a class add up to 1/2."""
+    """Return the weight of each pair ``(P,)`` in each problem ``(K, P)``: those of a class add up
+    to 1/2.
+    """
     of_targets = (is_outside & is_target).to(wide_dtype(is_outside.device))
     of_nontargets = (is_outside & is_nontarget).to(of_targets)
     share_of_target = 0.5 / of_targets.sum(1, keepdim=True).clamp(min=1)
@@ -786,7 +953,9 @@ def balance_classes(is_outside: Tensor, is_target: Tensor, is_nontarget: Tensor)
 
 
 def share_of_distance(weights: Tensor, scores: Tensor, kind: Tensor) -> Tensor:
-    """Return what each feature adds to the distance between the means of targets and of others, over that distance."""
+    """Return what each feature adds to the distance between the means of targets and of others,
+    over that distance.
+    """
     means = []
     for one_kind in (TARGET, NONTARGET):
         is_of_kind = (kind == one_kind).to(scores)
@@ -796,9 +965,13 @@ def share_of_distance(weights: Tensor, scores: Tensor, kind: Tensor) -> Tensor:
 
 
 def count_single_attacks(standardised: Tensor, kinds: Tensor) -> Tensor:
-    """Return the counts ``(A, 3, B)`` by the score of each feature, from scores ``(C, A, r, r')`` of all cells."""
+    """Return the counts ``(A, 3, B)`` by the score of each feature, from scores ``(C, A, r, r')``
+    of all cells.
+    """
     num_features = standardised.shape[1]
-    first_slot = torch.arange(num_features, dtype=torch.int32, device=kinds.device) * ((NO_TRIAL + 1) * _BINS)
+    first_slot = torch.arange(num_features, dtype=torch.int32, device=kinds.device) * (
+        (NO_TRIAL + 1) * _BINS
+    )
     counts = torch.zeros(num_features, NO_TRIAL + 1, _BINS, dtype=torch.int32, device=kinds.device)
     slots = assign_bins(standardised) + kinds[:, None] * _BINS + first_slot[:, None, None]
     add_counts(counts.view(-1), slots)
@@ -806,10 +979,16 @@ def count_single_attacks(standardised: Tensor, kinds: Tensor) -> Tensor:
 
 
 def steps_of_counts(counts: Tensor, is_permuted: bool) -> Steps:
-    """Return the steps of counts ``(..., 3, B)`` by kind; permuted targets are pairs of a speaker and the next."""
+    """Return the steps of counts ``(..., 3, B)`` by kind; permuted targets are pairs of a speaker
+    and the next.
+    """
     nontargets, next_speaker, targets = counts.unbind(-2)
     edges = counts.new_empty(0)
-    return Steps(edges, next_speaker, nontargets) if is_permuted else Steps(edges, targets, nontargets + next_speaker)
+    return (
+        Steps(edges, next_speaker, nontargets)
+        if is_permuted
+        else Steps(edges, targets, nontargets + next_speaker)
+    )
 
 
 def take_row(steps: Steps, row: int) -> Steps:
@@ -822,25 +1001,34 @@ def take_row(steps: Steps, row: int) -> Steps:
 def join_all_steps(fused: Tensor, own: Tensor) -> Steps:
     """Return the steps ``(2 P + 2 A, B)`` of all that is calibrated, so that one PAV serves it.
 
-    ``fused`` ``(2 P, 3, B)`` holds each profile, for speakers and for permuted ones; ``own`` ``(A, 3, B)`` single
-    features. First come all profiles, then those of permuted speakers, single features, and these with negated scores.
+    ``fused`` ``(2 P, 3, B)`` holds each profile, for speakers and for permuted ones; ``own`` ``(A,
+    3, B)`` single features. First come all profiles, then those of permuted speakers, single
+    features, and these with negated scores.
     """
     real = steps_of_counts(fused[0::2], is_permuted=False)
     permuted = steps_of_counts(fused[1::2], is_permuted=True)
     single = steps_of_counts(own, is_permuted=False)
     targets = [real.targets, permuted.targets, single.targets, single.targets.flip(-1)]
-    nontargets = [real.nontargets, permuted.nontargets, single.nontargets, single.nontargets.flip(-1)]
+    nontargets = [
+        real.nontargets,
+        permuted.nontargets,
+        single.nontargets,
+        single.nontargets.flip(-1),
+    ]
     return Steps(real.edges, torch.cat(targets), torch.cat(nontargets))
 
 
 def cut_into_blocks(
     enrolment: CellRows, test: CellRows, num_features: int, is_same_rows: bool
 ) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of enrolment and test rows, so that the scores of all features fit into memory."""
+    """Yield slices of enrolment and test rows, so that the scores of all features fit into
+    memory.
+    """
     num_cells, num_rows = enrolment.code.shape
     num_columns = test.code.shape[1]
     entries = _ENTRIES_AT_ONCE
-    if enrolment.embeddings.dtype == torch.float32:  # many pairs: memory counts more than the number of products
+    # many pairs: memory counts more than the number of products
+    if enrolment.embeddings.dtype == torch.float32:
         entries //= 4
     most = max(1, entries // max(1, num_features * num_cells))
     columns_at_once = num_columns if 32 * num_columns <= most else max(64, int(most**0.5))
@@ -851,8 +1039,12 @@ def cut_into_blocks(
                 yield slice(start, start + rows_at_once), slice(first, first + columns_at_once)
 
 
-def weigh_blocks(blocks: Sequence[FeatureBlock], scale: Tensor, offset: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Return weighted sums ``(c, Q, a, b)`` of the scores of all features; ``scale`` ``(c, Q, A)``."""
+def weigh_blocks(
+    blocks: Sequence[FeatureBlock], scale: Tensor, offset: Tensor, rows: slice, columns: slice
+) -> Tensor:
+    """Return weighted sums ``(c, Q, a, b)`` of the scores of all features; ``scale`` ``(c, Q,
+    A)``.
+    """
     fused: Tensor | None = None
     for block in blocks:
         scores = block.score(rows, columns).transpose(0, 1)  # (c, A, a, b)
@@ -864,14 +1056,20 @@ def weigh_blocks(blocks: Sequence[FeatureBlock], scale: Tensor, offset: Tensor, 
 
 
 def assign_bins(scores: Tensor) -> Tensor:
-    """Return the bin of fused scores over their deviation, int32: about equal near 0, and wider outwards."""
+    """Return the bin of fused scores over their deviation, int32: about equal near 0, and wider
+    outwards.
+    """
     squashed = scores / (scores.abs() + _LINEAR_RANGE)  # in (-1, 1)
     return ((squashed + 1) * (_BINS / 2)).nan_to_num(0).clamp(0, _BINS - 1).to(torch.int32)
 
 
 def merge_bins(steps: Steps) -> Tensor:
-    """Return for each bin a coarser cell of about as many trials; pools of PAV begin with a cell."""
-    share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (2 * steps.nontargets.sum())
+    """Return for each bin a coarser cell of about as many trials; pools of PAV begin with a
+    cell.
+    """
+    share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (
+        2 * steps.nontargets.sum()
+    )
     number = ((share.cumsum(0) - share) * _CELLS).floor()
     begins = (number.diff() > 0) | (steps.block_of_step.diff() > 0)
     return pad(begins.long().cumsum(0), (1, 0))
@@ -881,8 +1079,8 @@ def _measure_replicates(measures: dict[str, Tensor], replicates: Steps) -> dict[
     """Return each measure of all speakers and without each group, ``(1 + G,)``."""
     values = {}
     for key, measure in _MEASURES.items():
-        # Replicates are counted in coarser bins than the value, so only their difference from the first row, of all
-        # speakers, is added to the value.
+        # Replicates are counted in coarser bins than the value, so only their difference from the
+        # first row, of all speakers, is added to the value.
         rows = measure(replicates)
         values[key] = measures[key] + rows - rows[0]
     return values

@@ -1,4 +1,6 @@
-"""Kernel attacks: those that are not linear, fitted on a bounded number of utterances of each training set."""
+"""Kernel attacks: those that are not linear, fitted on a bounded number of utterances of each
+training set.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +32,37 @@ _JITTER = 1e-6  # of the mean diagonal, so that a singular kernel has a Cholesky
 
 
 class KernelRidge(TunedAttack):
-    r"""Original speech predicted from protected speech by kernel ridge regression, on at most 512 utterances.
+    r"""Original speech predicted from protected speech by kernel ridge regression, on at most 512
+    utterances.
 
-    .. math:: \hat o = k(p, P)\,(k(P, P) + \lambda I)^{-1}\,(O - \bar o), \qquad k(p, q) = e^{-|p - q|^2 / 8 v}
+    .. math:: \hat o = k(p, P)\,(k(P, P) + \lambda I)^{-1}\,(O - \bar o), \qquad k(p, q) = e^{-|p -
+    q|^2 / 8 v}
 
-    with :math:`v` the total variance of protected rows. The attacker must have pairs, that is, the anonymiser.
+    with :math:`v` the total variance of protected rows. The attacker must have pairs, that is, the
+    anonymiser.
 
     Example:
         >>> original = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
         >>> angle = torch.atan2(original[:, 1], original[:, 0])
-        >>> protected, is_training = torch.stack([(2 * angle).cos(), (3 * angle).cos()], dim=1), torch.arange(300) < 200
-        >>> attack = KernelRidge().fit(original[is_training], protected[is_training], speakers=torch.arange(200) // 4)
+        >>> protected, is_training = (
+        ...     torch.stack([(2 * angle).cos(), (3 * angle).cos()], dim=1),
+        ...     torch.arange(300) < 200,
+        ... )
+        >>> attack = KernelRidge().fit(
+        ...     original[is_training], protected[is_training], speakers=torch.arange(200) // 4
+        ... )
         >>> attack.attack(original[~is_training], protected[~is_training])[1].shape
         torch.Size([100, 2])
     """
 
     name, needs, settings, views = "kernel ridge", PAIRS, (3e-2,), (CENTRED,)
 
-    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> Solution:
-        """Return maps of protected rows to predicted original rows, and of original rows to centred ones."""
+    def solve(
+        self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
+    ) -> Solution:
+        """Return maps of protected rows to predicted original rows, and of original rows to centred
+        ones.
+        """
         rows = sets.take_rows(_MOST_ROWS)
         original = sets.view_rows("original", view, rows)
         protected = sets.view_rows("protected", view, rows)
@@ -62,10 +76,12 @@ class KernelRidge(TunedAttack):
 
 
 class EvenKernelRidge(TunedAttack):
-    r"""Protected speech predicted from products of the dimensions of original speech, by kernel ridge regression.
+    r"""Protected speech predicted from products of the dimensions of original speech, by kernel
+    ridge regression.
 
-    The kernel is :math:`k(o, q) = (o \cdot q)^2`, that of all squares and products, so that even functions of any
-    rotation of the original are detected. The attacker must have pairs, that is, the anonymiser.
+    The kernel is :math:`k(o, q) = (o \cdot q)^2`, that of all squares and products, so that even
+    functions of any rotation of the original are detected. The attacker must have pairs, that is,
+    the anonymiser.
 
     Example:
         >>> original = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -76,10 +92,20 @@ class EvenKernelRidge(TunedAttack):
         True
     """
 
-    name, needs, settings, views, conditions = "even kernel ridge", PAIRS, (1e-1,), (CENTRED,), ("OP",)
+    name, needs, settings, views, conditions = (
+        "even kernel ridge",
+        PAIRS,
+        (1e-1,),
+        (CENTRED,),
+        ("OP",),
+    )
 
-    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> Solution:
-        """Return maps of original rows to predicted protected rows, and of protected rows to centred ones."""
+    def solve(
+        self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
+    ) -> Solution:
+        """Return maps of original rows to predicted protected rows, and of protected rows to
+        centred ones.
+        """
         kernel = _fit_product_kernel(sets, "original", view)
         protected = sets.view_rows("protected", view, sets.take_rows(_MOST_PRODUCTS))
         mean = protected.mean(1, keepdim=True)
@@ -91,10 +117,12 @@ class EvenKernelRidge(TunedAttack):
 
 
 class OuterProducts(TunedAttack):
-    r"""Outer products of original speech predicted from those of protected speech, and compared by cosine.
+    r"""Outer products of original speech predicted from those of protected speech, and compared by
+    cosine.
 
-    Outer products :math:`o o^\top` do not depend on signs, so a random sign per utterance hides nothing. With a kernel
-    they need not be stored. The attacker must have pairs, that is, the anonymiser.
+    Outer products :math:`o o^\top` do not depend on signs, so a random sign per utterance hides
+    nothing. With a kernel they need not be stored. The attacker must have pairs, that is, the
+    anonymiser.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(300) // 3
@@ -107,8 +135,12 @@ class OuterProducts(TunedAttack):
 
     name, needs, settings, views = "outer products", PAIRS, (1e-2,), (CENTRED,)
 
-    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> Solution:
-        """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
+    def solve(
+        self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
+    ) -> Solution:
+        """Return maps of both sides to coordinates in the span of the outer products of original
+        training rows.
+        """
         kernel_o = _fit_product_kernel(sets, "original", view)
         kernel_p = _fit_product_kernel(sets, "protected", view)
         root = cholesky_plus_diagonal(kernel_o.matrix, _JITTER * kernel_o.variance + _TINY)
@@ -129,8 +161,12 @@ class GaussianKernel:
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the kernel ``(T, N, n)`` between rows ``(T, N, D)`` and the training rows."""
         known = self.training_rows.to(rows)
-        squared = rows.square().sum(-1)[..., None] + known.square().sum(-1)[:, None] - 2 * rows @ known.mT
-        return torch.exp(-squared / (2 * _WIDTH * self.variance.to(rows)).clamp(min=torch.finfo(rows.dtype).tiny))
+        squared = (
+            rows.square().sum(-1)[..., None] + known.square().sum(-1)[:, None] - 2 * rows @ known.mT
+        )
+        return torch.exp(
+            -squared / (2 * _WIDTH * self.variance.to(rows)).clamp(min=torch.finfo(rows.dtype).tiny)
+        )
 
     def select_sets(self, sets: slice) -> GaussianKernel:
         """Return the kernel of some of the training sets."""
@@ -141,8 +177,9 @@ class GaussianKernel:
 class ProductKernel:
     """Kernel of all products of two dimensions; its features have mean zero over the training rows.
 
-    ``matrix`` ``(T, n, n)`` is that of the training rows ``(T, n, D)``; ``mean`` ``(T, 1, n)`` that of each column
-    before it was centred; ``variance`` ``(T, 1, 1)`` the total variance of the features.
+    ``matrix`` ``(T, n, n)`` is that of the training rows ``(T, n, D)``; ``mean`` ``(T, 1, n)`` that
+    of each column before it was centred; ``variance`` ``(T, 1, 1)`` the total variance of the
+    features.
     """
 
     training_rows: Tensor
@@ -157,10 +194,14 @@ class ProductKernel:
 
     def select_sets(self, sets: slice) -> ProductKernel:
         """Return the kernel of some of the training sets."""
-        return ProductKernel(self.training_rows[sets], self.mean[sets], self.matrix[sets], self.variance[sets])
+        return ProductKernel(
+            self.training_rows[sets], self.mean[sets], self.matrix[sets], self.variance[sets]
+        )
 
 
-def _fit_product_kernel(sets: TrainingSets, side: SideName, view: RowNormalisation) -> ProductKernel:
+def _fit_product_kernel(
+    sets: TrainingSets, side: SideName, view: RowNormalisation
+) -> ProductKernel:
     def fit() -> ProductKernel:
         rows = sets.view_rows(side, view, sets.take_rows(_MOST_PRODUCTS))
         uncentred = (rows @ rows.mT).square()
@@ -171,11 +212,15 @@ def _fit_product_kernel(sets: TrainingSets, side: SideName, view: RowNormalisati
     return sets.get_or_make((side, view, "products"), fit)
 
 
-def _fit_kernel_ridge(kernel: Tensor, settings: Sequence[float], values: Tensor, variance: Tensor) -> Tensor:
+def _fit_kernel_ridge(
+    kernel: Tensor, settings: Sequence[float], values: Tensor, variance: Tensor
+) -> Tensor:
     """Return the weights ``(S, T, n, d)`` of kernel ridge regressions of values ``(T, n, d)``.
 
     Ridges are relative to the mean diagonal. Where the features have no variance the weights are 0.
     """
     ridge = stack_settings(settings, kernel)
-    inverse_root = invert_lower(cholesky_plus_diagonal(kernel, ridge * mean_of_diagonal(kernel) + _TINY))
+    inverse_root = invert_lower(
+        cholesky_plus_diagonal(kernel, ridge * mean_of_diagonal(kernel) + _TINY)
+    )
     return torch.where(variance > _ROUNDING, inverse_root.mT @ (inverse_root @ values), 0)

@@ -1,7 +1,8 @@
-"""Attacks that follow from means and covariances: of protected speech alone, with speakers, or of pairs.
+"""Attacks that follow from means and covariances: of protected speech alone, with speakers, or of
+pairs.
 
-Every ``maps`` here works on all training sets at once, and on all settings: numbers of a setting are tensors
-``(S, 1, 1, 1)``, statistics ``(T, D, D)``, maps ``(S, T, D, D)``.
+Every ``maps`` here works on all training sets at once, and on all settings: numbers of a setting
+are tensors ``(S, 1, 1, 1)``, statistics ``(T, D, D)``, maps ``(S, T, D, D)``.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from vpmetrics.attacks.moments import (
 from vpmetrics.attacks.solutions import AnySolution, Maps
 
 _TINY_WEIGHT = 1e-9  # added to weights of PLDA, at most 1/2, so that they have a Cholesky factor
-# Newton-Schulz: quintic steps bring singular values from 1e-4 to 1 of the largest into [0.7, 1.2], and cubic steps
-# bring these to 1 within 1e-4.
+# Newton-Schulz: quintic steps bring singular values from 1e-4 to 1 of the largest into [0.7, 1.2],
+# and cubic steps bring these to 1 within 1e-4.
 _QUINTIC, _QUINTIC_STEPS, _CUBIC_STEPS = (3.4445, -4.7750, 2.0315), 8, 4
 
 
@@ -71,7 +72,9 @@ class Centred(LinearAttack):
     """The mean of each side subtracted. The attacker needs protected speech of any speakers.
 
     Example:
-        >>> attack = Centred().fit(protected=torch.tensor([[1.0, 0.0], [0.0, 1.0]]), speakers=torch.arange(2))
+        >>> attack = Centred().fit(
+        ...     protected=torch.tensor([[1.0, 0.0], [0.0, 1.0]]), speakers=torch.arange(2)
+        ... )
         >>> attack.attack(None, torch.tensor([[3.0, 0.0]]))
         (None, tensor([[ 0.7071, -0.7071]]))
     """
@@ -90,7 +93,11 @@ class Whitening(LinearAttack):
     Example:
         >>> draw = torch.Generator().manual_seed(0)
         >>> protected = torch.randn(80, 2, generator=draw) * torch.tensor([1.0, 9.0])
-        >>> _, mapped = Whitening().fit(protected=protected, speakers=torch.arange(80) // 4).attack(None, protected)
+        >>> _, mapped = (
+        ...     Whitening()
+        ...     .fit(protected=protected, speakers=torch.arange(80) // 4)
+        ...     .attack(None, protected)
+        ... )
         >>> mapped.shape
         torch.Size([80, 2])
     """
@@ -105,14 +112,24 @@ class Whitening(LinearAttack):
 
 
 class WithinClassWhitening(LinearAttack):
-    """Both sides whitened by protected speech within speakers. The attacker needs protected speech with speakers.
+    """Both sides whitened by protected speech within speakers. The attacker needs protected speech
+    with speakers.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
         >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
-        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 2.0, 2.0])
-        >>> _, mapped = WithinClassWhitening().fit(protected=protected, speakers=speakers).attack(None, protected)
-        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, mapped)]
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor(
+        ...     [0.1, 0.1, 2.0, 2.0]
+        ... )
+        >>> _, mapped = (
+        ...     WithinClassWhitening()
+        ...     .fit(protected=protected, speakers=speakers)
+        ...     .attack(None, protected)
+        ... )
+        >>> [
+        ...     bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5)
+        ...     for x in (protected, mapped)
+        ... ]
         [False, True]
     """
 
@@ -126,14 +143,24 @@ class WithinClassWhitening(LinearAttack):
 
 
 class WithinClassScaling(LinearAttack):
-    """Every dimension divided by the deviation of protected speech within speakers, of which speakers are needed.
+    """Every dimension divided by the deviation of protected speech within speakers, of which
+    speakers are needed.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
         >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
-        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 9.0, 9.0])
-        >>> _, mapped = WithinClassScaling().fit(protected=protected, speakers=speakers).attack(None, protected)
-        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, mapped)]
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor(
+        ...     [0.1, 0.1, 9.0, 9.0]
+        ... )
+        >>> _, mapped = (
+        ...     WithinClassScaling()
+        ...     .fit(protected=protected, speakers=speakers)
+        ...     .attack(None, protected)
+        ... )
+        >>> [
+        ...     bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5)
+        ...     for x in (protected, mapped)
+        ... ]
         [False, True]
     """
 
@@ -152,16 +179,22 @@ class WithinClassScaling(LinearAttack):
 class PLDA(LinearAttack):
     r"""Protected speech as probabilistic linear discriminant analysis weighs it.
 
-    Where the covariance within speakers is the identity and that between them is :math:`B`, the posterior mean of a
-    speaker weighs an utterance by :math:`B (I + 2B)^{-1}`, see :class:`vpmetrics.scoring.PLDA`. The attacker must have
-    protected speech and know which of it is of one speaker.
+    Where the covariance within speakers is the identity and that between them is :math:`B`, the
+    posterior mean of a speaker weighs an utterance by :math:`B (I + 2B)^{-1}`, see
+    :class:`vpmetrics.scoring.PLDA`. The attacker must have protected speech and know which of it is
+    of one speaker.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
         >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
-        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 2.0, 2.0])
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor(
+        ...     [0.1, 0.1, 2.0, 2.0]
+        ... )
         >>> _, mapped = PLDA().fit(protected=protected, speakers=speakers).attack(None, protected)
-        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, mapped)]
+        >>> [
+        ...     bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5)
+        ...     for x in (protected, mapped)
+        ... ]
         [False, True]
     """
 
@@ -179,11 +212,19 @@ class PLDA(LinearAttack):
 
 
 class RidgeToOriginal(LinearAttack):
-    """Original speech predicted from protected speech. The attacker needs pairs, that is, the anonymiser.
+    """Original speech predicted from protected speech. The attacker needs pairs, that is, the
+    anonymiser.
 
     Example:
-        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
-        >>> o, p = RidgeToOriginal().fit(original, -original.flip(1), speakers).attack(original, -original.flip(1))
+        >>> original, speakers = (
+        ...     torch.randn(60, 4, generator=torch.Generator().manual_seed(0)),
+        ...     torch.arange(60) // 3,
+        ... )
+        >>> o, p = (
+        ...     RidgeToOriginal()
+        ...     .fit(original, -original.flip(1), speakers)
+        ...     .attack(original, -original.flip(1))
+        ... )
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
@@ -198,11 +239,19 @@ class RidgeToOriginal(LinearAttack):
 
 
 class RidgeToProtected(LinearAttack):
-    """Protected speech predicted from original speech. The attacker needs pairs, that is, the anonymiser.
+    """Protected speech predicted from original speech. The attacker needs pairs, that is, the
+    anonymiser.
 
     Example:
-        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
-        >>> o, p = RidgeToProtected().fit(original, -original.flip(1), speakers).attack(original, -original.flip(1))
+        >>> original, speakers = (
+        ...     torch.randn(60, 4, generator=torch.Generator().manual_seed(0)),
+        ...     torch.arange(60) // 3,
+        ... )
+        >>> o, p = (
+        ...     RidgeToProtected()
+        ...     .fit(original, -original.flip(1), speakers)
+        ...     .attack(original, -original.flip(1))
+        ... )
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
@@ -214,34 +263,56 @@ class RidgeToProtected(LinearAttack):
     def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
         """Return the ridge regression of protected on original."""
         white = statistics.whiten("oo", setting)
-        return Maps(statistics.mean_o, white @ (white.mT @ statistics.po.mT), statistics.mean_p, None)
+        return Maps(
+            statistics.mean_o, white @ (white.mT @ statistics.po.mT), statistics.mean_p, None
+        )
 
 
 class SquaresToProtected(RidgeToProtected):
-    """Protected rows predicted from the squares of original rows: detects even functions. The attacker needs pairs.
+    """Protected rows predicted from the squares of original rows: detects even functions. The
+    attacker needs pairs.
 
     Example:
         >>> original = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
         >>> protected, speakers = original.abs().flip(1), torch.arange(300) // 3
-        >>> o, p = SquaresToProtected().fit(original, protected, speakers).attack(original, protected)
+        >>> o, p = (
+        ...     SquaresToProtected().fit(original, protected, speakers).attack(original, protected)
+        ... )
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
 
     name, settings = "squares to protected", (1e-2, 1.0)
 
-    def solve(self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]) -> AnySolution:
-        """Return the steps of both sides: original rows are squared and regressed, protected rows are only centred."""
-        normalisers = SquaredRows(sets.normaliser("original", view)), sets.normaliser("protected", view)
-        return self.solve_statistics(sets.statistics(view, is_original_squared=True), settings, normalisers)
+    def solve(
+        self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
+    ) -> AnySolution:
+        """Return the steps of both sides: original rows are squared and regressed, protected rows
+        are only centred.
+        """
+        normalisers = (
+            SquaredRows(sets.normaliser("original", view)),
+            sets.normaliser("protected", view),
+        )
+        return self.solve_statistics(
+            sets.statistics(view, is_original_squared=True), settings, normalisers
+        )
 
 
 class Procrustes(LinearAttack):
-    """Protected speech rotated onto original speech. The attacker needs pairs, that is, the anonymiser.
+    """Protected speech rotated onto original speech. The attacker needs pairs, that is, the
+    anonymiser.
 
     Example:
-        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
-        >>> o, p = Procrustes().fit(original, -original.flip(1), speakers).attack(original, -original.flip(1))
+        >>> original, speakers = (
+        ...     torch.randn(60, 4, generator=torch.Generator().manual_seed(0)),
+        ...     torch.arange(60) // 3,
+        ... )
+        >>> o, p = (
+        ...     Procrustes()
+        ...     .fit(original, -original.flip(1), speakers)
+        ...     .attack(original, -original.flip(1))
+        ... )
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
@@ -250,12 +321,15 @@ class Procrustes(LinearAttack):
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
-        """Return the orthogonal map that brings the sides closest: the polar factor of their products."""
+        """Return the orthogonal map that brings the sides closest: the polar factor of their
+        products.
+        """
         return Maps(statistics.mean_o, None, statistics.mean_p, orthogonalise(statistics.po))
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    r"""Return the polar factor :math:`C (C^\top C)^{-1/2}` of matrices ``(..., D, D)`` by Newton-Schulz steps.
+    r"""Return the polar factor :math:`C (C^\top C)^{-1/2}` of matrices ``(..., D, D)`` by
+    Newton-Schulz steps.
 
     Singular values far below the largest stay small: their directions are noise.
 
@@ -277,35 +351,59 @@ def orthogonalise(matrix: Tensor) -> Tensor:
 
 
 class CanonicalCorrelation(LinearAttack):
-    r"""Directions of both sides that vary together, weighted as the likelihood ratio of Gaussian pairs weighs them.
+    r"""Directions of both sides that vary together, weighted as the likelihood ratio of Gaussian
+    pairs weighs them.
 
-    With canonical correlations :math:`\rho`, the evidence that two utterances are a pair is :math:`\rho / (1 - \rho^2)`
-    times the product of their canonical variates: :math:`K (I - K^\top K)^{-1}`, with :math:`K` the covariance of
-    whitened protected with whitened original rows. Settings are a ridge and a damping, which is added to the
-    denominator, since correlations of few pairs are too high. The attacker needs pairs, that is, the anonymiser.
+    With canonical correlations :math:`\rho`, the evidence that two utterances are a pair is
+    :math:`\rho / (1 - \rho^2)` times the product of their canonical variates:
+    :math:`K (I - K^\top K)^{-1}`, with :math:`K` the covariance of whitened protected with whitened
+    original rows. Settings are a ridge and a damping, which is added to the denominator, since
+    correlations of few pairs are too high. The attacker needs pairs, that is, the anonymiser.
 
     Example:
-        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
+        >>> original, speakers = (
+        ...     torch.randn(60, 4, generator=torch.Generator().manual_seed(0)),
+        ...     torch.arange(60) // 3,
+        ... )
         >>> protected = original @ original[:4]  # any linear map
-        >>> o, p = CanonicalCorrelation().fit(original, protected, speakers).attack(original, protected)
+        >>> o, p = (
+        ...     CanonicalCorrelation()
+        ...     .fit(original, protected, speakers)
+        ...     .attack(original, protected)
+        ... )
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
 
     name, needs = "canonical correlation", PAIRS
-    settings: Sequence[Any] = ((1e-4, 1e-3), (1e-3, 1e-3), (1e-1, 1e-3), (1e-1, 10.0), (1.0, 1e-3), (1.0, 10.0))
+    settings: Sequence[Any] = (
+        (1e-4, 1e-3),
+        (1e-3, 1e-3),
+        (1e-1, 1e-3),
+        (1e-1, 10.0),
+        (1.0, 1e-3),
+        (1.0, 10.0),
+    )
     is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]) -> Maps:
-        """Return the whitening of each side, then K for protected rows, then a root of the inverse for both sides."""
+    def maps(
+        self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]
+    ) -> Maps:
+        """Return the whitening of each side, then K for protected rows, then a root of the inverse
+        for both sides.
+        """
         white_o, white_p, product, root = _correlate(statistics, *setting)
-        return Maps(statistics.mean_o, white_o @ root, statistics.mean_p, white_p @ (product @ root))
+        return Maps(
+            statistics.mean_o, white_o @ root, statistics.mean_p, white_p @ (product @ root)
+        )
 
 
 def _correlate(
     statistics: PairStatistics, ridge: float | Tensor, damping: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the whitening of both sides, K, and a root of the inverse of ``(1 + damping) I - K.T K``."""
+    """Return the whitening of both sides, K, and a root of the inverse of ``(1 + damping) I - K.T
+    K``.
+    """
     white_o = statistics.whiten("oo", ridge)
     white_p = statistics.whiten("pp", ridge)
     product = white_p.mT @ statistics.po @ white_o
@@ -314,19 +412,24 @@ def _correlate(
 
 
 class LikelihoodRatio(LinearAttack):
-    r"""Log-likelihood ratio of an original and a protected row: pair of one speaker or independent, both Gaussian.
+    r"""Log-likelihood ratio of an original and a protected row: pair of one speaker or independent,
+    both Gaussian.
 
-    With whitened rows :math:`o, p` and :math:`K` as in :class:`CanonicalCorrelation`, up to a constant
+    With whitened rows :math:`o, p` and :math:`K` as in :class:`CanonicalCorrelation`, up to a
+    constant
 
-    .. math:: p^\top K R^{-1} o - \tfrac12 p^\top K R^{-1} K^\top p - \tfrac12 o^\top (R^{-1} - I)\, o, \qquad
+    .. math:: p^\top K R^{-1} o - \tfrac12 p^\top K R^{-1} K^\top p - \tfrac12 o^\top (R^{-1} - I)\,
+    o, \qquad
         R = I - K^\top K
 
-    Two further columns of each side hold its quadratic term and 1, so that the ratio is an inner product. The attacker
-    needs pairs, that is, the anonymiser.
+    Two further columns of each side hold its quadratic term and 1, so that the ratio is an inner
+    product. The attacker needs pairs, that is, the anonymiser.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(90) // 3
-        >>> original = torch.randn(30, 4, generator=draw)[speakers] + 0.1 * torch.randn(90, 4, generator=draw)
+        >>> original = torch.randn(30, 4, generator=draw)[speakers] + 0.1 * torch.randn(
+        ...     90, 4, generator=draw
+        ... )
         >>> attack = LikelihoodRatio().fit(original, -original.flip(1), speakers)
         >>> scores = attack.score(*attack.attack(original, -original.flip(1)))
         >>> bool(scores.diagonal().median() > scores.median())
@@ -337,13 +440,20 @@ class LikelihoodRatio(LinearAttack):
     settings: Sequence[Any] = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
     is_batched = True
 
-    def maps(self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]) -> Maps:
-        """Return the maps of canonical correlation, and the steps that append the quadratic terms of each side."""
+    def maps(
+        self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]
+    ) -> Maps:
+        """Return the maps of canonical correlation, and the steps that append the quadratic terms
+        of each side.
+        """
         white_o, white_p, product, root = _correlate(statistics, *setting)
         map_o = torch.cat([white_o, white_o @ root], dim=-1)
         map_p = white_p @ (product @ root)
         return Maps(
-            statistics.mean_o, (map_o, _append_original_bias), statistics.mean_p, (map_p, _append_protected_bias)
+            statistics.mean_o,
+            (map_o, _append_original_bias),
+            statistics.mean_p,
+            (map_p, _append_protected_bias),
         )
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
@@ -353,7 +463,9 @@ class LikelihoodRatio(LinearAttack):
 
 
 def _append_original_bias(rows: Tensor) -> Tensor:
-    """Return mapped rows, their bias and 1, ``(..., D + 2)``, from whitened and mapped rows side by side."""
+    """Return mapped rows, their bias and 1, ``(..., D + 2)``, from whitened and mapped rows side by
+    side.
+    """
     white, mapped = rows.tensor_split(2, dim=-1)
     bias = 0.5 * (white.square().sum(-1, keepdim=True) - mapped.square().sum(-1, keepdim=True))
     return torch.cat([mapped, bias, torch.ones_like(bias)], dim=-1)

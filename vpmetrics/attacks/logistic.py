@@ -17,17 +17,20 @@ def fit_logistic_weights(
     r"""Fit a logistic regression with an intercept for each problem.
 
     .. math::
-        \min_{w, b} \sum_i c_i \ln\left(1 + e^{-y_i (w^\top z_i + b)}\right) + \tfrac{\lambda}{2} \lVert w \rVert^2,
+        \min_{w, b} \sum_i c_i \ln\left(1 + e^{-y_i (w^\top z_i + b)}\right)
+        + \tfrac{\lambda}{2} \lVert w \rVert^2,
         \qquad \lambda = 0.001
 
     Args:
         scores: Standardised scores ``(P, A)`` of pairs.
         is_target: Whether a pair is a target, ``(P,)`` or, for each problem, ``(Q, P)``.
-        pair_weights: ``(Q, P)``, the weights :math:`c` of each problem; those of each class add up to 1/2.
+        pair_weights: ``(Q, P)``, the weights :math:`c` of each problem; those of each class add up
+            to 1/2.
         is_used: ``(Q, A)``, which scores each problem uses; None for all.
 
     Returns:
-        The weights ``(Q, A)``; zeros for scores that are not used and for a problem without weights.
+        The weights ``(Q, A)``; zeros for scores that are not used and for a problem without
+        weights.
 
     Example:
         >>> scores = torch.tensor([[2.0], [1.0], [-1.0], [-2.0], [-1.5], [0.5]])

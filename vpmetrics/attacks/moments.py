@@ -1,7 +1,9 @@
-"""What attacks are fitted on: rows of unit length, and means and covariances of the pairs that each attacker has.
+"""What attacks are fitted on: rows of unit length, and means and covariances of the pairs that each
+attacker has.
 
-An attack is fitted many times: on the speakers outside each fold, of all partitions or of one. These *training sets*
-are a dimension of every tensor, so that one product, or one Cholesky factorisation, serves them all.
+An attack is fitted many times: on the speakers outside each fold, of all partitions or of one.
+These *training sets* are a dimension of every tensor, so that one product, or one Cholesky
+factorisation, serves them all.
 """
 
 from __future__ import annotations
@@ -23,21 +25,27 @@ T = TypeVar("T")
 
 UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"
 RowNormalisation = str  # one of these
-_CONSTANT = 1e-6  # a dimension is constant if its standard deviation over its largest entry is below this
+# a dimension is constant if its standard deviation over its largest entry is below this
+_CONSTANT = 1e-6
 _ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
-_UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, standardised rows are also tried
+# where a smaller share of the dimensions holds the variance, standardised rows are also tried
+_UNEVEN = 0.4
 _RANK = 1e-10  # of the mean variance: directions below it are not used
 _ENTRIES_AT_ONCE = 1 << 20  # entries of normalised rows held at a time
 _ROWS_AT_ONCE = 1 << 12  # observed rows widened at a time
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Return rows of any length at unit length, in the wide dtype, without overflow; rows of zeros stay zeros."""
+    """Return rows of any length at unit length, in the wide dtype, without overflow; rows of zeros
+    stay zeros.
+    """
     return SCORERS["cosine"].prepare(widen(rows))
 
 
 def divide_by_norm(rows: Tensor) -> Tensor:
-    """Return rows ``(..., N, D)`` at unit length in their own dtype; their squares must neither overflow nor vanish."""
+    """Return rows ``(..., N, D)`` at unit length in their own dtype; their squares must neither
+    overflow nor vanish.
+    """
     return normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
 
 
@@ -52,35 +60,44 @@ def mean_of_diagonal(matrix: Tensor) -> Tensor:
 
 
 def cholesky_plus_diagonal(matrix: Tensor, added: Tensor | float) -> Tensor:
-    """Return the lower Cholesky factor of symmetric matrices ``(..., D, D)`` plus ``added`` times the identity."""
+    """Return the lower Cholesky factor of symmetric matrices ``(..., D, D)`` plus ``added`` times
+    the identity.
+    """
     factor: Tensor = torch.linalg.cholesky_ex(matrix + added * identity_like(matrix)).L
     return factor
 
 
 def invert_lower(factor: Tensor) -> Tensor:
     """Return the inverse of lower triangular matrices ``(..., D, D)``."""
-    inverse: Tensor = torch.linalg.solve_triangular(factor, identity_like(factor).expand_as(factor), upper=False)
+    inverse: Tensor = torch.linalg.solve_triangular(
+        factor, identity_like(factor).expand_as(factor), upper=False
+    )
     return inverse
 
 
 def solve_lower(factor: Tensor, rows: Tensor) -> Tensor:
-    """Return ``rows @ inv(factor).T`` for a lower triangular factor; solving is faster than a product."""
+    """Return ``rows @ inv(factor).T`` for a lower triangular factor; solving is faster than a
+    product.
+    """
     solved: Tensor = torch.linalg.solve_triangular(factor.to(rows), rows.mT, upper=False)
     return solved.mT
 
 
 def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
-    """Return ``"centred"``, and ``"standardised"`` too where few dimensions hold most of the variance.
+    """Return ``"centred"``, and ``"standardised"`` too where few dimensions hold most of the
+    variance.
 
-    The variance of rows of unit length is spread over an effective share of the dimensions, in (0, 1]. The choice does
-    not depend on labels. Waits for the device once.
+    The variance of rows of unit length is spread over an effective share of the dimensions, in (0,
+    1]. The choice does not depend on labels. Waits for the device once.
     """
     spreads = []
     for side in (original, protected):
         if len(side) == 0:
             continue
         variance = side.var(0, correction=0)
-        squares = (len(variance) * variance.square().sum()).clamp(min=torch.finfo(variance.dtype).tiny)
+        squares = (len(variance) * variance.square().sum()).clamp(
+            min=torch.finfo(variance.dtype).tiny
+        )
         spreads.append(variance.sum().square() / squares)
     if spreads and bool(torch.stack(spreads).amin() < _UNEVEN):
         return (CENTRED, STANDARDISED)
@@ -89,7 +106,8 @@ def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNorm
 
 @dataclass(frozen=True, eq=False)
 class RowNormaliser:
-    """How each training set normalises rows of unit length: centred and scaled, and of unit length again.
+    """How each training set normalises rows of unit length: centred and scaled, and of unit length
+    again.
 
     ``centre`` ``(T, 1, D)``; ``scale`` ``(T, 1, D)`` or None.
     """
@@ -142,10 +160,11 @@ class ValueCache:
 
 
 class PairSums(NamedTuple):
-    """Sums over the pairs of each training set; a pair is one row ``(2 D,)``, original and protected side by side.
+    """Sums over the pairs of each training set; a pair is one row ``(2 D,)``, original and
+    protected side by side.
 
-    ``counts`` ``(T, S)``: pairs of each speaker; ``sums`` ``(T, 2 D)``; ``products`` ``(T, 2 D, 2 D)``;
-    ``speaker_sums`` ``(T, S, D)`` of protected rows.
+    ``counts`` ``(T, S)``: pairs of each speaker; ``sums`` ``(T, 2 D)``; ``products`` ``(T, 2 D, 2
+    D)``; ``speaker_sums`` ``(T, S, D)`` of protected rows.
     """
 
     counts: Tensor
@@ -157,10 +176,11 @@ class PairSums(NamedTuple):
 class PairStatistics:
     """Means and covariances of the pairs of each training set, and what is derived from them.
 
-    ``mean_o``, ``mean_p`` ``(T, 1, D)``; ``oo``, ``pp``, ``po`` ``(T, D, D)`` are covariances over utterances, ``po``
-    of protected with original rows; ``between_pp`` is that of the means of protected speakers, each weighted by the
-    speaker's share of the utterances, and ``within_pp`` that of protected rows about them. A ridge may be a number, or
-    one per setting, ``(S, 1, 1, 1)``; results then have a first dimension of settings.
+    ``mean_o``, ``mean_p`` ``(T, 1, D)``; ``oo``, ``pp``, ``po`` ``(T, D, D)`` are covariances over
+    utterances, ``po`` of protected with original rows; ``between_pp`` is that of the means of
+    protected speakers, each weighted by the speaker's share of the utterances, and ``within_pp``
+    that of protected rows about them. A ridge may be a number, or one per setting, ``(S, 1, 1,
+    1)``; results then have a first dimension of settings.
     """
 
     def __init__(self, pairs: PairSums) -> None:
@@ -184,22 +204,26 @@ class PairStatistics:
         return self.pp - self.between_pp
 
     def project(self, name: str) -> Tensor:
-        """Return ``(T, D, D)`` that leaves out the directions in which the training rows of a side do not vary.
+        """Return ``(T, D, D)`` that leaves out the directions in which the training rows of a side
+        do not vary.
 
-        ``name`` is ``"oo"`` or ``"pp"``. Nothing is known about such directions, and a whitening would blow them up.
-        The projection is smooth, ``v / (v + e)`` for a variance of ``v``, so that rounding turns nothing.
+        ``name`` is ``"oo"`` or ``"pp"``. Nothing is known about such directions, and a whitening
+        would blow them up. The projection is smooth, ``v / (v + e)`` for a variance of ``v``, so
+        that rounding turns nothing.
         """
         if name not in self._projections:
             covariance = getattr(self, name)
             least = _RANK * mean_of_diagonal(covariance) + torch.finfo(covariance.dtype).tiny
             inverse_root = invert_lower(cholesky_plus_diagonal(covariance, least))
             projection = identity_like(covariance) - least * (inverse_root.mT @ inverse_root)
-            # Rounding leaves some 1e-4 of the directions to leave out, and nothing after the second time.
+            # Rounding leaves some 1e-4 of the directions to leave out, and nothing after the second
+            # time.
             self._projections[name] = projection @ projection
         return self._projections[name]
 
     def whiten(self, name: str, ridge: float | Tensor) -> Tensor:
-        """Return a map ``(..., T, D, D)`` after which ``oo``, ``pp`` or ``within_pp`` with a ridge is the identity.
+        """Return a map ``(..., T, D, D)`` after which ``oo``, ``pp`` or ``within_pp`` with a ridge
+        is the identity.
 
         The ridge is relative to the mean of the diagonal.
         """
@@ -209,7 +233,9 @@ class PairStatistics:
         return self.project("oo" if name == "oo" else "pp") @ inverse_root.mT
 
     def select_set(self, number: int) -> PairStatistics:
-        """Return the statistics of one training set, without the dimension of sets: means ``(D,)``."""
+        """Return the statistics of one training set, without the dimension of sets: means
+        ``(D,)``.
+        """
         one = object.__new__(PairStatistics)
         one.mean_o = self.mean_o[number, 0]
         one.mean_p = self.mean_p[number, 0]
@@ -227,7 +253,8 @@ class TrainingSets(ValueCache):
         protected: Rows ``(N, D)``.
         speakers: Speaker of each row, ``(N,)``.
         is_member: ``(T, N)``, whether a training set has a row; None for one set of all rows.
-        views: Ways of normalising rows that are tried; None for those of :func:`choose_views_by_spread`.
+        views: Ways of normalising rows that are tried; None for those of
+            :func:`choose_views_by_spread`.
     """
 
     def __init__(
@@ -246,7 +273,9 @@ class TrainingSets(ValueCache):
         if is_member is None:
             is_member = torch.ones(1, len(protected), dtype=torch.bool, device=protected.device)
         self.is_member = is_member
-        self.views = tuple(choose_views_by_spread(self.original, self.protected) if views is None else views)
+        self.views = tuple(
+            choose_views_by_spread(self.original, self.protected) if views is None else views
+        )
 
     @property
     def num_sets(self) -> int:
@@ -263,7 +292,9 @@ class TrainingSets(ValueCache):
         return self.original if name == "original" else self.protected
 
     def normaliser(self, side: SideName, view: RowNormalisation) -> RowNormaliser | None:
-        """Return the normalisation of ``"original"`` or ``"protected"`` rows; None for rows as they are."""
+        """Return the normalisation of ``"original"`` or ``"protected"`` rows; None for rows as they
+        are.
+        """
         if view == UNIT:
             return None
         return self.get_or_make((side, view), lambda: self._fit_normaliser(self.side(side), view))
@@ -281,16 +312,24 @@ class TrainingSets(ValueCache):
         return RowNormaliser(mean[:, None], scale[:, None])
 
     def view_rows(self, side: SideName, view: RowNormalisation, rows: slice | Tensor) -> Tensor:
-        """Return some rows as each training set normalises them, ``(T, n, D)``; ``rows`` may be ``(T, n)``."""
+        """Return some rows as each training set normalises them, ``(T, n, D)``; ``rows`` may be
+        ``(T, n)``.
+        """
         normaliser = self.normaliser(side, view)
         some = self.side(side)[rows]
         some = some.expand(self.num_sets, *some.shape[-2:])
         return some if normaliser is None else normaliser(some)
 
-    def statistics(self, view: RowNormalisation, is_original_squared: bool = False) -> PairStatistics:
-        """Return means and covariances of normalised rows of every training set, or of squares of original rows."""
+    def statistics(
+        self, view: RowNormalisation, is_original_squared: bool = False
+    ) -> PairStatistics:
+        """Return means and covariances of normalised rows of every training set, or of squares of
+        original rows.
+        """
         key = (view, is_original_squared, "statistics")
-        return self.get_or_make(key, lambda: PairStatistics(self._sum_pairs(view, is_original_squared)))
+        return self.get_or_make(
+            key, lambda: PairStatistics(self._sum_pairs(view, is_original_squared))
+        )
 
     def _sum_pairs(self, view: RowNormalisation, is_original_squared: bool) -> PairSums:
         width = self.protected.shape[1]
@@ -305,7 +344,10 @@ class TrainingSets(ValueCache):
             original = self.view_rows("original", view, rows)
             if is_original_squared:
                 original = original.square()
-            pairs = torch.cat([original, self.view_rows("protected", view, rows)], dim=-1) * weights[..., None]
+            pairs = (
+                torch.cat([original, self.view_rows("protected", view, rows)], dim=-1)
+                * weights[..., None]
+            )
             counts.index_add_(1, self.speaker_index[rows], weights)
             sums += pairs.sum(1)
             products += pairs.mT @ pairs
@@ -313,7 +355,8 @@ class TrainingSets(ValueCache):
         return PairSums(counts, sums, products, speaker_sums)
 
     def take_rows(self, max_rows: int) -> Tensor:
-        """Return indices ``(T, n)`` of at most ``max_rows`` evenly spaced rows, as many of every training set.
+        """Return indices ``(T, n)`` of at most ``max_rows`` evenly spaced rows, as many of every
+        training set.
 
         Waits for the device once.
         """
@@ -341,7 +384,12 @@ class MomentSums(NamedTuple):
     def statistics(self) -> PairStatistics:
         """Return means and covariances, as of one training set."""
         width = self.sums.shape[1] // 2
-        pairs = PairSums(self.counts[None], self.sums.sum(0)[None], self.products[None], self.sums[None, :, width:])
+        pairs = PairSums(
+            self.counts[None],
+            self.sums.sum(0)[None],
+            self.products[None],
+            self.sums[None, :, width:],
+        )
         return PairStatistics(pairs)
 
 
@@ -352,7 +400,9 @@ def measure_moments(original: Tensor, protected: Tensor, speakers: Tensor) -> Mo
     sums = torch.zeros(len(names), 2 * width, dtype=wide, device=original.device)
     products = sums.new_zeros(2 * width, 2 * width)
     for some in torch.arange(len(original), device=original.device).split(_ROWS_AT_ONCE):
-        rows = torch.cat([unit_rows(original[some].detach()), unit_rows(protected[some].detach())], dim=1)
+        rows = torch.cat(
+            [unit_rows(original[some].detach()), unit_rows(protected[some].detach())], dim=1
+        )
         sums.index_add_(0, index[some], rows)
         products += rows.T @ rows
     return MomentSums(names, counts.to(wide), sums, products)

@@ -1,4 +1,6 @@
-"""Fitted attacks: how rows of each side are mapped before they are compared, for all training sets and settings."""
+"""Fitted attacks: how rows of each side are mapped before they are compared, for all training sets
+and settings.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ Steps = tuple[Step, ...]
 
 
 class Maps(NamedTuple):
-    """What a linear attack does to each side: ``(x - mean) @ map``; None for a mean of zero and for the identity.
+    """What a linear attack does to each side: ``(x - mean) @ map``; None for a mean of zero and for
+    the identity.
 
     A map may also be several steps, one after another: matrices and functions of rows.
 
@@ -63,13 +66,17 @@ class Shift:
 
 
 class Solution(NamedTuple):
-    """The steps of each side, for all training sets and settings: rows ``(T, N, D)`` become ``(S, T, N, d)``."""
+    """The steps of each side, for all training sets and settings: rows ``(T, N, D)`` become ``(S,
+    T, N, d)``.
+    """
 
     original: Steps
     protected: Steps
 
     def map_side(self, rows: Tensor, side: SideName) -> Tensor:
-        """Return rows ``(T, N, D)`` of a side after its steps, ``(S, T, N, d)``; ``S`` is 1 where no setting counts."""
+        """Return rows ``(T, N, D)`` of a side after its steps, ``(S, T, N, d)``; ``S`` is 1 where
+        no setting counts.
+        """
         steps = self.original if side == "original" else self.protected
         with torch.autocast(rows.device.type, enabled=False):
             for step in steps:
@@ -85,7 +92,9 @@ class Solution(NamedTuple):
         return Solution(convert(self.original), convert(self.protected))
 
     def split_normaliser(self, side: SideName) -> tuple[RowNormaliser | None, Solution]:
-        """Return the normaliser that the steps of a side begin with, and the solution without it."""
+        """Return the normaliser that the steps of a side begin with, and the solution without
+        it.
+        """
         steps = self.original if side == "original" else self.protected
         if not steps or not isinstance(steps[0], RowNormaliser):
             return None, self
@@ -108,7 +117,9 @@ def _select_sets_of_step(step: Step, sets: slice) -> Step:
     return step.select_sets(sets) if isinstance(step, SetwiseMap) else step
 
 
-def join_steps(normaliser: RowMap | None, mean: Tensor | None, maps: Tensor | Steps | None) -> Steps:
+def join_steps(
+    normaliser: RowMap | None, mean: Tensor | None, maps: Tensor | Steps | None
+) -> Steps:
     """Return the steps of a side: its normalisation, the subtraction of a mean, and a map."""
     steps: list[Step] = []
     if normaliser is not None:
@@ -123,12 +134,16 @@ def join_steps(normaliser: RowMap | None, mean: Tensor | None, maps: Tensor | St
 
 
 class SeparateSolutions(NamedTuple):
-    """Attacks that were fitted one by one: ``functions[setting][training set]`` maps rows ``(N, D)`` of a side."""
+    """Attacks that were fitted one by one: ``functions[setting][training set]`` maps rows ``(N,
+    D)`` of a side.
+    """
 
     functions: Sequence[Sequence[Callable[[Tensor, SideName], Tensor]]]
 
     def map_side(self, rows: Tensor, side: SideName) -> Tensor:
-        """Return rows ``(T, N, D)`` of a side after each attack, ``(S, T, N, d)``, narrow ones filled up with zeros."""
+        """Return rows ``(T, N, D)`` of a side after each attack, ``(S, T, N, d)``, narrow ones
+        filled up with zeros.
+        """
         mapped: list[Tensor] = []
         for functions in self.functions:
             for function, rows_of_set in zip(functions, rows, strict=True):

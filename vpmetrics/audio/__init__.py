@@ -1,4 +1,5 @@
-"""From recordings to embeddings: reading and pairing of audio files, speaker encoders, pitch histograms.
+"""From recordings to embeddings: reading and pairing of audio files, speaker encoders, pitch
+histograms.
 
 Two folders of recordings become the arguments of every embedding metric::
 

@@ -30,7 +30,8 @@ from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recording
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25  # of a chunk, which is embedded while the next one is read
+# of a chunk, which is embedded while the next one is read
+_FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,13 @@ class AudioEmbeddings(_EmbeddedRecordings):
     embeddings: Tensor
 
     def save(self, path: str | Path) -> None:
-        """Write ``.npz``: embeddings, utterances, encoder and, where known, speakers, sessions and groups."""
-        columns = {name: getattr(self, name) for name in ("utterances", "speakers", "sessions", "groups", "encoder")}
+        """Write ``.npz``: embeddings, utterances, encoder and, where known, speakers, sessions and
+        groups.
+        """
+        columns = {
+            name: getattr(self, name)
+            for name in ("utterances", "speakers", "sessions", "groups", "encoder")
+        }
         known = {name: values for name, values in columns.items() if values is not None}
         _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})
 
@@ -106,13 +112,15 @@ def embed_recordings(
         recordings: Those of :func:`list_recordings`, or made by hand.
         encoder: Whatever :func:`load_encoder` takes, or its result.
         device: Where the encoder runs; the CPU by default.
-        cache: Folder to keep embeddings in, by the content of the recordings and the weights of the encoder.
+        cache: Folder to keep embeddings in, by the content of the recordings and the weights of the
+            encoder.
         partial: Leave out recordings that cannot be used, which is an error otherwise.
         workers: Threads that read.
         batch_seconds: Seconds of speech in a batch, padding included.
-        segment_seconds: Cut recordings into segments of this length, a row each, called ``utterance#1`` and so on. A
-            remainder of less than half is dropped.
-        progress: Called with the number of recordings done, that of all recordings, and the seconds left.
+        segment_seconds: Cut recordings into segments of this length, a row each, called
+            ``utterance#1`` and so on. A remainder of less than half is dropped.
+        progress: Called with the number of recordings done, that of all recordings, and the seconds
+            left.
 
     Returns:
         :class:`AudioEmbeddings`, in the order of the recordings.
@@ -131,10 +139,14 @@ def embed_recordings(
     folder = None
     if cache is not None:
         if network.identity is None:
-            raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
+            raise AudioError(
+                "Expected an encoder with a name to cache by: load_encoder(callable, name=...)."
+            )
         folder = Path(cache, re.sub(r"[^\w.-]+", "_", network.identity))
     embedded = _load_cached(folder)
-    read = partial_function(_read_file, encoder=network, cached=embedded, segment_seconds=segment_seconds)
+    read = partial_function(
+        _read_file, encoder=network, cached=embedded, segment_seconds=segment_seconds
+    )
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:
         raise AudioError("Expected at least one recording, but got none.")
@@ -146,12 +158,16 @@ def embed_recordings(
     with ThreadPoolExecutor(workers) as threads:
         reading = threads.map(read, chunks[0])
         for next_chunk in (*chunks[1:], []):
-            files, reading = list(reading), threads.map(read, next_chunk)  # while these are embedded
+            # while these are embedded
+            files, reading = list(reading), threads.map(read, next_chunk)
             problems.update({file.path: file.problem for file in files if file.problem})
             keys.update({file.path: file.key for file in files if not file.problem})
-            if partial or not problems:  # otherwise the run will end, but first all problems are listed
+            # otherwise the run will end, but first all problems are listed
+            if partial or not problems:
                 segments = {file.key: file.segments for file in files if file.segments}
-                computed, errors = _embed_batches(segments, network, int(batch_seconds * network.sample_rate))
+                computed, errors = _embed_batches(
+                    segments, network, int(batch_seconds * network.sample_rate)
+                )
                 embedded.update(computed)
                 reasons.update(errors)
                 _save_cached(folder, computed)
@@ -197,7 +213,9 @@ def embed_folder(
         >>> import soundfile, tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> for name in ("p225_001", "p225_002", "p226_001"):
-        ...     soundfile.write(folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000)
+        ...     soundfile.write(
+        ...         folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000
+        ...     )
         >>> embedded = embed_folder(folder)
         >>> embedded.utterances, embedded.speakers
         (['p225_001', 'p225_002', 'p226_001'], ['p225', 'p225', 'p226'])
@@ -215,11 +233,14 @@ def embed_pairs(
     Args:
         pairs: What :func:`pair_recordings` finds.
         encoder: Whatever :func:`load_encoder` takes, or its result.
-        options: As of :func:`embed_recordings`. With ``cache``, systems with the same originals embed these once.
+        options: As of :func:`embed_recordings`. With ``cache``, systems with the same originals
+            embed these once.
 
     Returns:
-        :class:`PairedEmbeddings` with the arguments of embedding metrics: ``original``, ``protected``, ``speakers``,
-        ``utterances``, ``sessions``, ``groups``. Under ``partial`` a pair without one of its sides is left out.
+        :class:`PairedEmbeddings` with the arguments of embedding metrics: ``original``,
+            ``protected``, ``speakers``,
+        ``utterances``, ``sessions``, ``groups``. Under ``partial`` a pair without one of its sides
+        is left out.
 
     Example:
         >>> import soundfile, tempfile
@@ -227,7 +248,9 @@ def embed_pairs(
         >>> folder = Path(tempfile.mkdtemp())
         >>> for name in ("a/p1_1", "a/p1_2", "a/p2_1", "b/p1_1_anon", "b/p1_2_anon", "b/p2_1_anon"):
         ...     (folder / name).parent.mkdir(exist_ok=True)
-        ...     soundfile.write(folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000)
+        ...     soundfile.write(
+        ...         folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000
+        ...     )
         >>> voices = embed_pairs(pair_recordings(folder / "a", folder / "b"))
         >>> voices.original.shape, voices.protected.shape, voices.speakers
         (torch.Size([3, 256]), torch.Size([3, 256]), ['p1', 'p1', 'p2'])
@@ -246,18 +269,24 @@ def embed_pairs(
         raise AudioError(_describe_problems(embedded.skipped, 2 * len(pairs.original)))
     original, protected = (embedded.embeddings[list(side)] for side in zip(*kept, strict=True))
     rows = tuple(embedded.rows[right] for _, right in kept)
-    return PairedEmbeddings(rows, embedded.encoder, embedded.skipped, pairs.assumptions, original, protected)
+    return PairedEmbeddings(
+        rows, embedded.encoder, embedded.skipped, pairs.assumptions, original, protected
+    )
 
 
-def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **options: Any) -> AudioEmbeddings:
-    """Compute histograms of the fundamental frequency of recordings (arXiv 2605.07291, section 4.2.3).
+def f0_histograms(
+    folder: str | Path, *, segment_seconds: float = 30.0, **options: Any
+) -> AudioEmbeddings:
+    """Compute histograms of the fundamental frequency of recordings (arXiv 2605.07291, section
+    4.2.3).
 
-    pYIN tracks 65 to 450 Hz every 10 ms. Voiced frames of a segment are counted by pitch lag, in whole samples at
-    8 kHz, and the counts are normalised.
+    pYIN tracks 65 to 450 Hz every 10 ms. Voiced frames of a segment are counted by pitch lag, in
+    whole samples at 8 kHz, and the counts are normalised.
 
     Args:
         folder: A folder, ``wav.scp`` or manifest; see :func:`list_recordings`.
-        segment_seconds: Length of the segments that recordings are cut into; shorter ones are one segment.
+        segment_seconds: Length of the segments that recordings are cut into; shorter ones are one
+            segment.
         options: As of :func:`embed_folder`.
 
     Returns:
@@ -266,7 +295,9 @@ def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **option
     Example:
         >>> import soundfile, tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> tone = torch.arange(16000).mul(2 * torch.pi / 161).sin()  # lag 80.5 at 8 kHz, in the bin of 80
+        >>> tone = (
+        ...     torch.arange(16000).mul(2 * torch.pi / 161).sin()
+        ... )  # lag 80.5 at 8 kHz, in the bin of 80
         >>> soundfile.write(folder / "p225_001.wav", tone.numpy() * 0.5, samplerate=16000)
         >>> f0_histograms(folder).embeddings.argmax(1)
         tensor([63])
@@ -277,7 +308,10 @@ def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **option
 def _describe_problems(problems: Sequence[str], total: int) -> str:
     rest = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
     hint = " `partial=True` leaves them out." if len(problems) < total else ""
-    return f"{len(problems)} of {total} recordings cannot be used: {'; '.join([*problems[:5], *rest])}.{hint}"
+    return (
+        f"{len(problems)} of {total} recordings cannot be used:"
+        f" {'; '.join([*problems[:5], *rest])}.{hint}"
+    )
 
 
 def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
@@ -297,7 +331,9 @@ def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 class _AudioFile(NamedTuple):
-    """The segments of a file to embed, none where its content is cached, or what is wrong with it."""
+    """The segments of a file to embed, none where its content is cached, or what is wrong with
+    it.
+    """
 
     path: Path
     key: str = ""
@@ -319,7 +355,9 @@ def _read_file(
             return _AudioFile(path, key)
         waveform = resample(*decode_and_check_audio(data), rate)
         if len(waveform) < min_samples:
-            raise AudioError(f"is too short: {len(waveform) / rate:.2f} s, {min_samples / rate:.2f} s are needed")
+            raise AudioError(
+                f"is too short: {len(waveform) / rate:.2f} s, {min_samples / rate:.2f} s are needed"
+            )
     except AudioError as error:
         return _AudioFile(path, problem=f"{printable(path)} {error}")
     if segment_seconds is None:
@@ -385,26 +423,39 @@ def _embed_batch(waveforms: Sequence[Tensor], encoder: SpeakerEncoder) -> Array:
 
 
 def _load_cached(folder: Path | None) -> dict[str, Array]:
-    """Return the embeddings of each recording by its content, from all files that are not damaged."""
+    """Return the embeddings of each recording by its content, from all files that are not
+    damaged.
+    """
     embeddings: dict[str, Array] = {}
     for file in () if folder is None else folder.glob("*.npz"):
-        with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(file) as arrays:
+        with (
+            suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
+            np.load(file) as arrays,
+        ):
             by_recording = np.split(arrays["embeddings"], np.cumsum(arrays["counts"]))[:-1]
             embeddings.update(zip(arrays["keys"].tolist(), by_recording, strict=True))
     return embeddings
 
 
 def _save_cached(folder: Path | None, embeddings: Mapping[str, Array]) -> None:
-    """Write a new file: other runs may write at the same time, and a run after an interrupted one reads it."""
+    """Write a new file: other runs may write at the same time, and a run after an interrupted one
+    reads it.
+    """
     if folder is not None and embeddings:
         folder.mkdir(parents=True, exist_ok=True)
         counts = [len(of_recording) for of_recording in embeddings.values()]
-        arrays = {"keys": list(embeddings), "counts": counts, "embeddings": np.concatenate([*embeddings.values()])}
+        arrays = {
+            "keys": list(embeddings),
+            "counts": counts,
+            "embeddings": np.concatenate([*embeddings.values()]),
+        }
         _write_npz(folder / f"{uuid.uuid4().hex}.npz", arrays)
 
 
 def _write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write to a temporary file in the same folder, and rename: a reader sees the old file or the new one."""
+    """Write to a temporary file in the same folder, and rename: a reader sees the old file or the
+    new one.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:

@@ -30,7 +30,8 @@ from vpmetrics.functional import f0_histogram
 _HUB = "https://huggingface.co"
 _HUB_SECONDS = 5.0  # to wait for a connection; libraries try again for most of a minute
 _PITCH_RANGE = 65.0, 450.0  # Hz
-_PITCH_FRAME, _PITCH_HOP = 512, 80  # samples at 8 kHz: 64 ms, four periods of the lowest frequency, every 10 ms
+# samples at 8 kHz: 64 ms, four periods of the lowest frequency, every 10 ms
+_PITCH_FRAME, _PITCH_HOP = 512, 80
 
 
 def load_encoder(
@@ -42,57 +43,72 @@ def load_encoder(
 ) -> SpeakerEncoder:
     """Load a speaker encoder by name, from a file, or around any callable.
 
-    ==========================  ===========================================================  ==========
-    ``encoder``                 what is loaded                                               gradients
-    ==========================  ===========================================================  ==========
-    ``resemblyzer``             the default; weights as installed, or from PyPI's wheel      yes
-    ``speechbrain:<source>``    ``EncoderClassifier``, e.g. ``speechbrain/spkrec-ecapa-``    yes
+    ==========================  ===========================================================
+    ========== ``encoder``                 what is loaded
+    gradients ==========================
+    ===========================================================  ========== ``resemblyzer``
+    the default; weights as installed, or from PyPI's wheel      yes ``speechbrain:<source>``
+    ``EncoderClassifier``, e.g. ``speechbrain/spkrec-ecapa-``    yes
                                 ``voxceleb``
-    ``transformers:<model>``    ``AutoModelForAudioXVector`` with its feature extractor,     yes, except
-                                e.g. ``microsoft/wavlm-base-plus-sv``                        wav2vec2-bert
+    ``transformers:<model>``    ``AutoModelForAudioXVector`` with its feature extractor,     yes,
+    except
+                                e.g. ``microsoft/wavlm-base-plus-sv``
+                                wav2vec2-bert
     ``<path>.pt``, ``.ts``      TorchScript                                                  yes
     ``<path>.onnx``             ONNX by onnxruntime                                          no
-    a callable                  module, bound method or function from ``(B, T)``             as it does
-    ==========================  ===========================================================  ==========
+    a callable                  module, bound method or function from ``(B, T)``             as it
+    does ==========================  ===========================================================
+    ==========
 
-    Models load from their hub at run time; a folder on disk works as well as a name. Files and callables take
-    waveforms ``(B, T)``, and ``lengths`` where they have an argument of this name: those with it must ignore what lies
-    beyond the lengths, those without it are only given rows of one length together. They may return a tensor or an
-    array ``(B, D)`` or ``(B, 1, D)``, an object with ``embeddings``, or a tuple that begins with one of these.
+    Models load from their hub at run time; a folder on disk works as well as a name. Files and
+    callables take waveforms ``(B, T)``, and ``lengths`` where they have an argument of this name:
+    those with it must ignore what lies beyond the lengths, those without it are only given rows of
+    one length together. They may return a tensor or an array ``(B, D)`` or ``(B, 1, D)``, an object
+    with ``embeddings``, or a tuple that begins with one of these.
 
     Args:
         encoder: Name, path or callable.
         device: Where it runs; a callable stays where it is by default, all else goes to the CPU.
-        sample_rate: Samples per second of the waveforms that a file or callable takes, where it does not have an
-            attribute ``sample_rate`` itself. Named encoders know theirs.
+        sample_rate: Samples per second of the waveforms that a file or callable takes, where it
+            does not have an attribute ``sample_rate`` itself. Named encoders know theirs.
         name: What to call a callable in reports. Only encoders with a name are cached.
 
     Returns:
         A :class:`SpeakerEncoder` in evaluation mode. Weights of named encoders are frozen.
 
     Raises:
-        AudioError: If the library is not installed, the model cannot be loaded, or its output is no embedding.
+        AudioError: If the library is not installed, the model cannot be loaded, or its output is no
+            embedding.
 
     Example:
-        >>> encoder = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000, name="toy")
+        >>> encoder = load_encoder(
+        ...     lambda waveforms: waveforms[:, :4], sample_rate=16000, name="toy"
+        ... )
         >>> encoder.dimension, encoder(torch.ones(2, 16000)).shape
         (4, torch.Size([2, 4]))
     """
     if isinstance(encoder, SpeakerEncoder):
         loaded = encoder
     elif isinstance(encoder, (str, Path)):
-        loaded = _load_by_name_or_path(str(encoder), torch.device(device or "cpu"), sample_rate).requires_grad_(False)
+        loaded = _load_by_name_or_path(
+            str(encoder), torch.device(device or "cpu"), sample_rate
+        ).requires_grad_(False)
     elif callable(encoder):
-        rate = _first_stated_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
+        rate = _first_stated_rate(
+            "the callable", sample_rate, getattr(encoder, "sample_rate", None)
+        )
         loaded = CallableEncoder(encoder, rate)
     else:
-        raise TypeError(f"Expected `encoder` to be a name, a path or a callable, but got {type(encoder).__name__}.")
+        raise TypeError(
+            "Expected `encoder` to be a name, a path or a callable, but got"
+            f" {type(encoder).__name__}."
+        )
     if name is not None:
         loaded.name = name
     if sample_rate is not None and sample_rate != loaded.sample_rate:
         raise AudioError(
-            f"Expected `sample_rate` to be that of {loaded.title}, {loaded.sample_rate}, but got {sample_rate}. "
-            "Use as_encoder(encoder, sample_rate) for audio of another rate."
+            f"Expected `sample_rate` to be that of {loaded.title}, {loaded.sample_rate}, but got"
+            f" {sample_rate}. Use as_encoder(encoder, sample_rate) for audio of another rate."
         )
     loaded.to(device).eval()
     _ = loaded.dimension  # a wrong encoder fails here, not in the middle of an evaluation
@@ -100,18 +116,23 @@ def load_encoder(
 
 
 def as_encoder(
-    encoder: str | Path | Callable[..., Any], sample_rate: int | None = None, device: str | torch.device | None = None
+    encoder: str | Path | Callable[..., Any],
+    sample_rate: int | None = None,
+    device: str | torch.device | None = None,
 ) -> SpeakerEncoder:
-    """Return an encoder that takes audio at ``sample_rate`` and resamples it to the rate the encoder expects.
+    """Return an encoder that takes audio at ``sample_rate`` and resamples it to the rate the
+    encoder expects.
 
     Args:
-        encoder: Whatever :func:`load_encoder` takes, or its result. A callable without an attribute ``sample_rate``
-            gets its input unchanged, whatever it is (waveforms, spectrograms, lists).
+        encoder: Whatever :func:`load_encoder` takes, or its result. A callable without an attribute
+            ``sample_rate`` gets its input unchanged, whatever it is (waveforms, spectrograms,
+            lists).
         sample_rate: Samples per second of the audio. Required for encoders that know theirs.
         device: Where the encoder runs.
 
     Returns:
-        A :class:`SpeakerEncoder` with the given ``sample_rate``. Gradients pass through the resampling.
+        A :class:`SpeakerEncoder` with the given ``sample_rate``. Gradients pass through the
+        resampling.
 
     Example:
         >>> inner = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000)
@@ -119,13 +140,17 @@ def as_encoder(
         >>> encoder(torch.ones(2, 24000)).shape
         torch.Size([2, 4])
     """
-    if not isinstance(encoder, (str, Path)) and callable(encoder) and not hasattr(encoder, "sample_rate"):
+    if (
+        not isinstance(encoder, (str, Path))
+        and callable(encoder)
+        and not hasattr(encoder, "sample_rate")
+    ):
         return CallableEncoder(encoder, sample_rate or SpeakerEncoder.sample_rate).to(device)
     loaded = load_encoder(encoder, device=device)
     if sample_rate is None:
         raise AudioError(
-            f"Expected the `sample_rate` of the audio: {loaded.title} takes {loaded.sample_rate} Hz, and audio of "
-            "another rate would be measured wrongly without a sign."
+            f"Expected the `sample_rate` of the audio: {loaded.title} takes {loaded.sample_rate}"
+            " Hz, and audio of another rate would be measured wrongly without a sign."
         )
     return loaded if sample_rate == loaded.sample_rate else ResampledEncoder(loaded, sample_rate)
 
@@ -149,26 +174,33 @@ class ResampledEncoder(SpeakerEncoder):
 
 
 class CallableEncoder(SpeakerEncoder):
-    """Any callable from waveforms ``(B, T)`` to embeddings: a module, a bound method, a function."""
+    """Any callable from waveforms ``(B, T)`` to embeddings: a module, a bound method, a
+    function.
+    """
 
     def __init__(self, function: Callable[..., Any], sample_rate: int) -> None:
         super().__init__()
         self.sample_rate, self.function = sample_rate, function
         owner = getattr(function, "__self__", None)
-        self.owner = owner if isinstance(owner, nn.Module) else None  # whose weights a bound method uses
+        # whose weights a bound method uses
+        self.owner = owner if isinstance(owner, nn.Module) else None
         call: Any = function.forward if isinstance(function, nn.Module) else function
         self.can_pad = _takes_lengths(call)
 
     def forward(self, waveforms: Any, lengths: Tensor | None = None) -> Tensor:
         """Embed waveforms; input of any other form is left to the callable."""
-        is_audio = isinstance(waveforms, Tensor) and waveforms.is_floating_point() and waveforms.dim() >= 2
+        is_audio = (
+            isinstance(waveforms, Tensor) and waveforms.is_floating_point() and waveforms.dim() >= 2
+        )
         if is_audio and (waveforms.dim() == 2 or waveforms.shape[1:-1] == (1,)):
             return super().forward(waveforms, lengths)
         return extract_embeddings(self.function(waveforms), len(waveforms))
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Call it, with ``lengths`` if it has this argument."""
-        return self.function(waveforms, lengths=lengths) if self.can_pad else self.function(waveforms)
+        return (
+            self.function(waveforms, lengths=lengths) if self.can_pad else self.function(waveforms)
+        )
 
 
 def _takes_lengths(call: Any) -> bool:
@@ -186,15 +218,24 @@ class SpeechBrainEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        load = _import_library("speechbrain.inference.classifiers", "speechbrain").EncoderClassifier.from_hparams
+        load = _import_library(
+            "speechbrain.inference.classifiers", "speechbrain"
+        ).EncoderClassifier.from_hparams
         # Without `savedir` some versions write into the working folder.
-        place = None if Path(source).is_dir() else Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
+        place = (
+            None
+            if Path(source).is_dir()
+            else Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
+        )
         self.model = load(source=source, savedir=place, run_opts={"device": str(device)})
-        self.sample_rate = int(getattr(self.model.hparams, "sample_rate", self.model.audio_normalizer.sample_rate))
+        self.sample_rate = int(
+            getattr(self.model.hparams, "sample_rate", self.model.audio_normalizer.sample_rate)
+        )
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Compute embeddings; SpeechBrain expects lengths relative to the longest waveform."""
-        self.model.device = self.device  # the model moves its input to this device, and `to()` does not update it
+        # the model moves its input to this device, and `to()` does not update it
+        self.model.device = self.device
         return self.model.encode_batch(waveforms, lengths / waveforms.shape[1])
 
 
@@ -214,20 +255,33 @@ class TransformersEncoder(SpeakerEncoder):
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Normalise as the feature extractor does, and encode with an attention mask."""
         if not self.takes_waveforms:
-            rows = [row[:length].detach().cpu().numpy() for row, length in zip(waveforms, lengths, strict=True)]
-            features = self.extractor(rows, sampling_rate=self.sample_rate, padding=True, return_tensors="pt")
+            rows = [
+                row[:length].detach().cpu().numpy()
+                for row, length in zip(waveforms, lengths, strict=True)
+            ]
+            features = self.extractor(
+                rows, sampling_rate=self.sample_rate, padding=True, return_tensors="pt"
+            )
             return self.model(**features.to(waveforms.device))
-        # The extractor of waveforms works in NumPy, where no gradient passes; this is the same in torch.
+        # The extractor of waveforms works in NumPy, where no gradient passes; this is the same in
+        # torch.
         is_within_length = length_mask(waveforms, lengths)
         if self.extractor.do_normalize:
             mean = waveforms.sum(1, keepdim=True) / lengths[:, None]
             centred = (waveforms - mean) * is_within_length
-            waveforms = centred / (centred.square().sum(1, keepdim=True) / lengths[:, None] + 1e-7).sqrt()
-        return self.model(waveforms, attention_mask=None if bool(is_within_length.all()) else is_within_length.long())
+            waveforms = (
+                centred / (centred.square().sum(1, keepdim=True) / lengths[:, None] + 1e-7).sqrt()
+            )
+        return self.model(
+            waveforms,
+            attention_mask=None if bool(is_within_length.all()) else is_within_length.long(),
+        )
 
 
 class PitchLagEncoder(SpeakerEncoder):
-    """Normalised histograms of pYIN's pitch lags, 17 to 123 at 8 kHz, to be compared by Euclidean distance."""
+    """Normalised histograms of pYIN's pitch lags, 17 to 123 at 8 kHz, to be compared by Euclidean
+    distance.
+    """
 
     name, sample_rate, identity = "f0", 8000, "f0-pyin-1"
     can_pad = True
@@ -236,25 +290,36 @@ class PitchLagEncoder(SpeakerEncoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.track_pitch: Callable[..., Any] = _import_library("librosa", "librosa", "vpmetrics[f0]").pyin
+        self.track_pitch: Callable[..., Any] = _import_library(
+            "librosa", "librosa", "vpmetrics[f0]"
+        ).pyin
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         """Track the pitch of each row, and count lags of voiced frames."""
         rows = []
         low, high = _PITCH_RANGE
-        settings = {"fmin": low, "fmax": high, "frame_length": _PITCH_FRAME, "hop_length": _PITCH_HOP}
+        settings = {
+            "fmin": low,
+            "fmax": high,
+            "frame_length": _PITCH_FRAME,
+            "hop_length": _PITCH_HOP,
+        }
         for waveform, length in zip(waveforms.detach().cpu(), lengths.tolist(), strict=True):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of NaN where nothing is voiced
-                f0, _, _ = self.track_pitch(waveform[:length].numpy(), sr=self.sample_rate, **settings)
+                f0, _, _ = self.track_pitch(
+                    waveform[:length].numpy(), sr=self.sample_rate, **settings
+                )
             rows.append(f0_histogram(torch.from_numpy(f0).float(), low, high, self.sample_rate))
         return torch.stack(rows)
 
 
 class ONNXEncoder(SpeakerEncoder):
-    """An ONNX file that takes waveforms ``(B, T)`` or ``(B, 1, T)``, and lengths as a second, one-dimensional input.
+    """An ONNX file that takes waveforms ``(B, T)`` or ``(B, 1, T)``, and lengths as a second,
+    one-dimensional input.
 
-    Lengths of an integer type are samples, those of a floating type are relative to the longest row.
+    Lengths of an integer type are samples, those of a floating type are relative to the longest
+    row.
     """
 
     def __init__(self, path: str, device: torch.device, sample_rate: int | None) -> None:
@@ -277,19 +342,30 @@ class ONNXEncoder(SpeakerEncoder):
             kind = self.inputs[1].type
             values = (lengths / waveforms.shape[-1]).float() if "float" in kind else lengths
             feed[self.inputs[1].name] = (values.int() if "int32" in kind else values).cpu().numpy()
-        batches = [{name: array[row : row + 1] for name, array in feed.items()} for row in range(len(waveforms))]
-        outputs = [self.session.run(None, batch)[0] for batch in (batches if first.shape[0] == 1 else [feed])]
+        batches = [
+            {name: array[row : row + 1] for name, array in feed.items()}
+            for row in range(len(waveforms))
+        ]
+        outputs = [
+            self.session.run(None, batch)[0]
+            for batch in (batches if first.shape[0] == 1 else [feed])
+        ]
         return torch.from_numpy(np.concatenate(outputs))
 
 
 def _load_torchscript(path: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
     model = torch.jit.load(path, map_location=device)
-    encoder = CallableEncoder(model, _first_stated_rate(path, sample_rate, getattr(model, "sample_rate", None)))
+    encoder = CallableEncoder(
+        model, _first_stated_rate(path, sample_rate, getattr(model, "sample_rate", None))
+    )
     encoder.file = path
     return encoder
 
 
-_BUNDLED: dict[str, Callable[[], SpeakerEncoder]] = {"resemblyzer": load_resemblyzer, "f0": PitchLagEncoder}
+_BUNDLED: dict[str, Callable[[], SpeakerEncoder]] = {
+    "resemblyzer": load_resemblyzer,
+    "f0": PitchLagEncoder,
+}
 _LIBRARIES: dict[str, Callable[[str, torch.device], SpeakerEncoder]] = {
     "speechbrain": SpeechBrainEncoder,
     "transformers": TransformersEncoder,
@@ -303,14 +379,18 @@ _FILES: dict[str, Callable[[str, torch.device, int | None], SpeakerEncoder]] = {
 def _load_from_library(
     load: Callable[[str, torch.device], SpeakerEncoder], source: str, device: torch.device
 ) -> SpeakerEncoder:
-    """Load a model from a folder or a hub; without a network from the cache of the hub, or fail at once."""
+    """Load a model from a folder or a hub; without a network from the cache of the hub, or fail at
+    once.
+    """
     if Path(source).exists() or _is_hub_reachable():
         return load(source, device)
     with _cache_alone():
         return load(source, device)
 
 
-def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
+def _load_by_name_or_path(
+    name: str, device: torch.device, sample_rate: int | None
+) -> SpeakerEncoder:
     """Load a bundled encoder, a model of a library, or a file."""
     kind, _, source = name.partition(":")
     suffix = Path(name).suffix.lower()
@@ -319,10 +399,18 @@ def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | No
     if kind in _LIBRARIES and source:
         load = partial(_load_from_library, _LIBRARIES[kind], source, device)
     elif suffix not in _FILES:
-        choices = [*_BUNDLED, *(f"{kind}:<model>" for kind in _LIBRARIES), *(f"<file>{suffix}" for suffix in _FILES)]
-        raise AudioError(f"Expected `encoder` to be one of {', '.join(choices)}, but got {printable(name)!r}.")
+        choices = [
+            *_BUNDLED,
+            *(f"{kind}:<model>" for kind in _LIBRARIES),
+            *(f"<file>{suffix}" for suffix in _FILES),
+        ]
+        raise AudioError(
+            f"Expected `encoder` to be one of {', '.join(choices)}, but got {printable(name)!r}."
+        )
     elif not Path(name).is_file():
-        raise AudioError(f"Expected `encoder` to be a file, but there is none at {printable(name)}.")
+        raise AudioError(
+            f"Expected `encoder` to be a file, but there is none at {printable(name)}."
+        )
     else:
         load = partial(_FILES[suffix], name, device, sample_rate)
     try:
@@ -332,9 +420,9 @@ def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | No
     except Exception as error:  # every library and hub has exceptions of its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AudioError(
-            f"Encoder '{printable(name)}' could not be loaded: {reason} Hubs need a network at the first use, some a "
-            "login. Without a network, download the model elsewhere and give its folder as "
-            f"'{printable(kind)}:FOLDER', or use 'resemblyzer'."
+            f"Encoder '{printable(name)}' could not be loaded: {reason} Hubs need a network at the"
+            " first use, some a login. Without a network, download the model elsewhere and give"
+            f" its folder as '{printable(kind)}:FOLDER', or use 'resemblyzer'."
             if kind in _LIBRARIES
             else f"Encoder '{printable(name)}' could not be loaded: {reason}"
         ) from error
@@ -344,7 +432,9 @@ def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | No
 
 @contextmanager
 def _cache_alone() -> Iterator[None]:
-    """Let the libraries of a hub look into their cache alone, so that they do not try for a minute to connect."""
+    """Let the libraries of a hub look into their cache alone, so that they do not try for a minute
+    to connect.
+    """
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # which they read when they are imported, into a constant
     constants = sys.modules.get("huggingface_hub.constants")
@@ -365,14 +455,18 @@ def _is_hub_reachable() -> bool:
     """Return whether the hub, or the proxy that leads to it, takes a connection."""
     address = urlsplit(getproxies().get("https") or os.environ.get("HF_ENDPOINT") or _HUB)
     try:
-        socket.create_connection((address.hostname or "", address.port or 443), timeout=_HUB_SECONDS).close()
+        socket.create_connection(
+            (address.hostname or "", address.port or 443), timeout=_HUB_SECONDS
+        ).close()
     except OSError:
         return False
     return True
 
 
 def _import_library(module: str, package: str, requirement: str | None = None) -> Any:
-    """Import a module, or raise an error with the command that installs ``requirement``, by default its package."""
+    """Import a module, or raise an error with the command that installs ``requirement``, by default
+    its package.
+    """
     try:
         return import_module(module)
     except ImportError as error:
@@ -380,7 +474,8 @@ def _import_library(module: str, package: str, requirement: str | None = None) -
         raise AudioError(f"Expected {package} to be installed: `{command}` ({error}).") from error
     except Exception as error:  # torchaudio raises OSError where it was built for another torch
         raise AudioError(
-            f"Expected {package} and what it imports to fit torch {torch.__version__}, but the import failed: {error}."
+            f"Expected {package} and what it imports to fit torch {torch.__version__}, but the"
+            f" import failed: {error}."
         ) from error
 
 

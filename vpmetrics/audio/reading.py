@@ -23,7 +23,9 @@ SHORTEST_SECONDS = 0.1  # some encoders accept less, but none recognises a speak
 
 
 class AudioError(ValueError):
-    """A problem with recordings or an encoder that the user can solve; the message needs no traceback."""
+    """A problem with recordings or an encoder that the user can solve; the message needs no
+    traceback.
+    """
 
 
 def read_bytes(path: Path) -> bytes:
@@ -35,7 +37,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
-    """Return the waveform ``(T,)`` in an audio file of any format, averaged over channels, and its sample rate."""
+    """Return the waveform ``(T,)`` in an audio file of any format, averaged over channels, and its
+    sample rate.
+    """
     if not data:
         raise AudioError("is an empty file")
     declared = int.from_bytes(data[4:8], "little") + 8 if data[:4] == b"RIFF" else 0
@@ -49,7 +53,8 @@ def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
         raise AudioError("has NaN or infinite samples")
     if peak < SILENCE:
         raise AudioError("is silent")
-    # Per channel, since averaging hides flat peaks. Clipped 16-bit samples are -1 or 1 - 3.1e-5, hence 5e-5.
+    # Per channel, since averaging hides flat peaks. Clipped 16-bit samples are -1 or 1 - 3.1e-5,
+    # hence 5e-5.
     at_peak = level >= peak * (1 - 5e-5)
     clipped_share = (at_peak[1:] & at_peak[:-1]).sum(0).max() / len(samples)
     if clipped_share > CLIPPED_SHARE:
@@ -99,7 +104,9 @@ def read_audio(path: str | Path, sample_rate: int) -> Tensor:
     Example:
         >>> import soundfile, tempfile
         >>> path = Path(tempfile.mkdtemp()) / "tone.wav"
-        >>> soundfile.write(path, torch.arange(24000).mul(0.1).sin().mul(0.5).numpy(), samplerate=24000)
+        >>> soundfile.write(
+        ...     path, torch.arange(24000).mul(0.1).sin().mul(0.5).numpy(), samplerate=24000
+        ... )
         >>> read_audio(path, sample_rate=16000).shape
         torch.Size([16000])
     """
@@ -112,7 +119,8 @@ def read_audio(path: str | Path, sample_rate: int) -> Tensor:
 def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:
     """Change the sample rate of waveforms in the frequency domain.
 
-    Frequencies above 95 % of the lower Nyquist frequency fade out by a raised cosine. Gradients pass.
+    Frequencies above 95 % of the lower Nyquist frequency fade out by a raised cosine. Gradients
+    pass.
 
     Args:
         waveforms: Floating tensor of shape ``(..., T)``.
@@ -131,15 +139,18 @@ def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:
     divisor = math.gcd(from_rate, to_rate)
     step_in, step_out = from_rate // divisor, to_rate // divisor
     length = waveforms.shape[-1]
-    # Whole steps keep the ratio exact. The transform is circular: at least 10 ms of zeros separate the end from the
-    # beginning. It is fast for small factors: the number of steps is 8 to 16 times a power of two.
+    # Whole steps keep the ratio exact. The transform is circular: at least 10 ms of zeros separate
+    # the end from the beginning. It is fast for small factors: the number of steps is 8 to 16 times
+    # a power of two.
     steps = math.ceil((length + from_rate // 100) / step_in)
     unit = 1 << max(1, steps.bit_length() - 4)
     steps = math.ceil(steps / unit) * unit
     spectrum = torch.fft.rfft(waveforms, n=steps * step_in)
     last = steps * min(step_in, step_out) // 2
     first = int(0.95 * last)
-    position = torch.linspace(0, math.pi, last - first + 1, dtype=waveforms.dtype, device=waveforms.device)
+    position = torch.linspace(
+        0, math.pi, last - first + 1, dtype=waveforms.dtype, device=waveforms.device
+    )
     faded = spectrum[..., first : last + 1] * (0.5 + 0.5 * position.cos())
     narrow = torch.cat([spectrum[..., :first], faded], dim=-1)
     wide: Tensor = torch.fft.irfft(narrow, n=steps * step_out) * (step_out / step_in)

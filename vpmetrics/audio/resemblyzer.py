@@ -32,9 +32,10 @@ _SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
 class Resemblyzer(SpeakerEncoder):
     """GE2E speaker encoder (Wan et al., 2018) as trained for Resemblyzer 0.1.4.
 
-    Equals ``VoiceEncoder.embed_utterance`` of the package after its volume normalisation: the utterance is cut into
-    overlapping partial utterances, and their embeddings are averaged. Pauses are not removed. Gradients pass. It is
-    small and old, so it misses much of what stronger encoders find.
+    Equals ``VoiceEncoder.embed_utterance`` of the package after its volume normalisation: the
+    utterance is cut into overlapping partial utterances, and their embeddings are averaged. Pauses
+    are not removed. Gradients pass. It is small and old, so it misses much of what stronger
+    encoders find.
     """
 
     name, sample_rate, is_weak = "resemblyzer", SAMPLE_RATE, True
@@ -60,14 +61,20 @@ class Resemblyzer(SpeakerEncoder):
         spectrogram = self.mel_spectrogram(pad(waveforms, (0, max(0, missing))))
         frames = starts[:, None] + torch.arange(_PARTIAL, device=waveforms.device)
         parts = zip(rows.split(_PARTIALS_AT_ONCE), frames.split(_PARTIALS_AT_ONCE), strict=True)
-        embeddings = torch.cat([self.embed_partials(spectrogram[row[:, None], frame]) for row, frame in parts])
+        embeddings = torch.cat(
+            [self.embed_partials(spectrogram[row[:, None], frame]) for row, frame in parts]
+        )
         # The sum has the direction of the mean.
-        total = embeddings.new_zeros(len(waveforms), embeddings.shape[1]).index_add(0, rows, embeddings)
+        total = embeddings.new_zeros(len(waveforms), embeddings.shape[1]).index_add(
+            0, rows, embeddings
+        )
         return normalize(total)
 
     def mel_spectrogram(self, waveforms: Tensor) -> Tensor:
         """Compute the power in mel bands, ``(B, frames, 40)``, as librosa does."""
-        spectrum = torch.stft(waveforms, _FRAME, _HOP, window=self.window, pad_mode="constant", return_complex=True)
+        spectrum = torch.stft(
+            waveforms, _FRAME, _HOP, window=self.window, pad_mode="constant", return_complex=True
+        )
         return (self.filters @ (spectrum.real.square() + spectrum.imag.square())).mT
 
     def embed_partials(self, spectrograms: Tensor) -> Tensor:
@@ -78,7 +85,9 @@ class Resemblyzer(SpeakerEncoder):
 
 
 def load_resemblyzer() -> Resemblyzer:
-    """Load the encoder with the weights in Resemblyzer's package, or else in its wheel on PyPI, downloaded once."""
+    """Load the encoder with the weights in Resemblyzer's package, or else in its wheel on PyPI,
+    downloaded once.
+    """
     # The package is not imported: its dependencies need a compiler and `pkg_resources`.
     spec = find_spec("resemblyzer")
     if spec is not None and spec.origin is not None:
@@ -88,18 +97,24 @@ def load_resemblyzer() -> Resemblyzer:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             if not path.exists():
-                torch.hub.download_url_to_file(_WHEEL, str(path), hash_prefix=_SHA256, progress=False)
+                torch.hub.download_url_to_file(
+                    _WHEEL, str(path), hash_prefix=_SHA256, progress=False
+                )
         except (OSError, RuntimeError) as error:
             raise AudioError(
-                f"The weights of 'resemblyzer' (16 MB) could not be downloaded from PyPI ({error}). Install them by "
-                "`pip install --no-deps resemblyzer`, or choose another encoder."
+                f"The weights of 'resemblyzer' (16 MB) could not be downloaded from PyPI ({error})."
+                " Install them by `pip install --no-deps resemblyzer`, or choose another encoder."
             ) from None
         with zipfile.ZipFile(path) as wheel:
             weights = wheel.read("resemblyzer/pretrained.pt")
-    checkpoint: dict[str, Any] = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
+    checkpoint: dict[str, Any] = torch.load(
+        io.BytesIO(weights), map_location="cpu", weights_only=True
+    )
     encoder = Resemblyzer()
     # The checkpoint also holds the two parameters of the training loss.
-    encoder.load_state_dict({name: checkpoint["model_state"][name] for name in encoder.state_dict()})
+    encoder.load_state_dict(
+        {name: checkpoint["model_state"][name] for name in encoder.state_dict()}
+    )
     return encoder
 
 
@@ -112,7 +127,9 @@ def _partial_start_frames(samples: int) -> list[int]:
 
 
 def _mel_filters() -> Tensor:
-    """Return triangular filters ``(40, 201)`` of unit area on Slaney's mel scale, linear up to 1 kHz."""
+    """Return triangular filters ``(40, 201)`` of unit area on Slaney's mel scale, linear up to 1
+    kHz.
+    """
     highest = 15 + 27 * math.log(SAMPLE_RATE / 2000) / math.log(6.4)
     mel = torch.linspace(0, highest, _BANDS + 2, dtype=torch.float64)[:, None]
     edges = torch.where(mel < 15, mel * 200 / 3, 1000 * torch.exp((mel - 15) * math.log(6.4) / 27))

@@ -19,16 +19,19 @@ _TRIAL_SECONDS = 4.0  # of the noise that shows the dimension: no encoder known 
 
 
 class SpeakerEncoder(nn.Module):
-    """An attacker's speaker encoder, from waveforms to embeddings, as :func:`load_encoder` returns it.
+    """An attacker's speaker encoder, from waveforms to embeddings, as :func:`load_encoder` returns
+    it.
 
-    As input to ``forward`` it takes ``waveforms``, a floating tensor of shape ``(B, T)``, and ``lengths``, integers of
-    shape ``(B,)``, where rows are padded. As output it returns embeddings ``(B, D)``, float32 or wider. Neither padding
-    nor the batch changes an embedding: where an encoder cannot ignore padding, only rows of one length share a batch.
+    As input to ``forward`` it takes ``waveforms``, a floating tensor of shape ``(B, T)``, and
+    ``lengths``, integers of shape ``(B,)``, where rows are padded. As output it returns embeddings
+    ``(B, D)``, float32 or wider. Neither padding nor the batch changes an embedding: where an
+    encoder cannot ignore padding, only rows of one length share a batch.
 
     Attributes:
         name: What the encoder is called in reports; None for a callable without a name.
         sample_rate: Samples per second of the waveforms.
-        is_weak: Whether much stronger public encoders exist, so that its numbers are a lower bound of the leakage.
+        is_weak: Whether much stronger public encoders exist, so that its numbers are a lower bound
+            of the leakage.
         can_pad: Whether it ignores what lies beyond the lengths of padded rows.
         min_seconds: The shortest recording that is given to it.
 
@@ -56,31 +59,46 @@ class SpeakerEncoder(nn.Module):
     def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Embed a batch of waveforms."""
         check_floating("waveforms", waveforms)
-        waveforms = waveforms.squeeze(1) if waveforms.dim() == 3 and waveforms.shape[1] == 1 else waveforms
+        waveforms = (
+            waveforms.squeeze(1) if waveforms.dim() == 3 and waveforms.shape[1] == 1 else waveforms
+        )
         if waveforms.dim() != 2 or 0 in waveforms.shape:
-            raise ValueError(f"Expected `waveforms` to have shape (B, T), but got {tuple(waveforms.shape)}.")
+            raise ValueError(
+                f"Expected `waveforms` to have shape (B, T), but got {tuple(waveforms.shape)}."
+            )
         weight = next(self.parameters(), None)
         waveforms = waveforms.to(torch.float32 if weight is None else weight.dtype)
         rows, samples = waveforms.shape
         if lengths is None:
-            return self._encode_and_extract(waveforms, torch.full((rows,), samples, device=waveforms.device))
+            return self._encode_and_extract(
+                waveforms, torch.full((rows,), samples, device=waveforms.device)
+            )
         check_integers("lengths", lengths)
         check_shape("lengths", lengths, (rows,), "one length per waveform")
         lengths = lengths.to(waveforms.device, torch.int64)
         values, counts = (each.tolist() for each in lengths.unique(return_counts=True))
         if values[0] < 1 or values[-1] > samples:
-            raise ValueError(f"Expected `lengths` from 1 to {samples}, but got {values[0]} to {values[-1]}.")
+            raise ValueError(
+                f"Expected `lengths` from 1 to {samples}, but got {values[0]} to {values[-1]}."
+            )
         if len(values) > 1 and not self.can_pad:
             order = lengths.argsort()
             groups = zip(values, order.split(counts), strict=True)
-            parts = [self._encode_and_extract(waveforms[group, :length], lengths[group]) for length, group in groups]
+            parts = [
+                self._encode_and_extract(waveforms[group, :length], lengths[group])
+                for length, group in groups
+            ]
             return torch.cat(parts)[order.argsort()]
         waveforms = waveforms[:, : values[-1]]
-        return self._encode_and_extract(torch.where(length_mask(waveforms, lengths), waveforms, 0.0), lengths)
+        return self._encode_and_extract(
+            torch.where(length_mask(waveforms, lengths), waveforms, 0.0), lengths
+        )
 
     def _encode_and_extract(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         """Return the embeddings ``(B, D)`` in the output of one call of ``encode``."""
-        return extract_embeddings(self.encode(waveforms, lengths), len(waveforms)).to(waveforms.device)
+        return extract_embeddings(self.encode(waveforms, lengths), len(waveforms)).to(
+            waveforms.device
+        )
 
     @property
     def device(self) -> torch.device:
@@ -108,8 +126,9 @@ class SpeakerEncoder(nn.Module):
                 return int(self(noise).shape[1])
         except Exception as error:  # whatever the library raises for what it cannot take
             raise AudioError(
-                f"Expected {self.title} to take waveforms of shape (B, T) and to return embeddings of shape (B, D), "
-                f"but on noise of shape {tuple(noise.shape)} it failed: {type(error).__name__}: {error}"
+                f"Expected {self.title} to take waveforms of shape (B, T) and to return embeddings"
+                f" of shape (B, D), but on noise of shape {tuple(noise.shape)} it failed:"
+                f" {type(error).__name__}: {error}"
             ) from error
 
     @cached_property
@@ -124,18 +143,26 @@ class SpeakerEncoder(nn.Module):
 
     @cached_property
     def identity(self) -> str | None:
-        """The name and a digest of the file or weights, by which embeddings are cached; None without a name."""
+        """The name and a digest of the file or weights, by which embeddings are cached; None
+        without a name.
+        """
         if self.name is None:
             return None
-        digest = hashlib.blake2b(b"" if self.file is None else Path(self.file).read_bytes(), digest_size=8)
+        digest = hashlib.blake2b(
+            b"" if self.file is None else Path(self.file).read_bytes(), digest_size=8
+        )
         for _, weight in sorted(self.state_dict().items()) if self.file is None else ():
             if isinstance(weight, Tensor):
-                digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(
+                    weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+                )
         return f"{self.name}-{digest.hexdigest()}"
 
 
 def length_mask(waveforms: Tensor, lengths: Tensor) -> Tensor:
-    """Return a mask ``(B, T)`` that is True for samples within the length of their row, False for padding."""
+    """Return a mask ``(B, T)`` that is True for samples within the length of their row, False for
+    padding.
+    """
     return torch.arange(waveforms.shape[1], device=waveforms.device) < lengths[:, None]
 
 
@@ -151,12 +178,14 @@ def extract_embeddings(output: Any, num_rows: int) -> Tensor:
         output = torch.from_numpy(output)
     if not isinstance(output, Tensor) or not output.is_floating_point():
         got = f"{output.dtype}" if isinstance(output, Tensor) else type(output).__name__
-        raise AudioError(f"Expected the encoder to return floating embeddings of shape (B, D), but got {got}.")
+        raise AudioError(
+            f"Expected the encoder to return floating embeddings of shape (B, D), but got {got}."
+        )
     embeddings = output.squeeze(1) if output.dim() == 3 and output.shape[1] == 1 else output
     embeddings = embeddings[None] if embeddings.dim() == 1 and num_rows == 1 else embeddings
     if embeddings.dim() != 2 or len(embeddings) != num_rows:
         raise AudioError(
-            f"Expected the encoder to return embeddings of shape ({num_rows}, D), one row per waveform, but got "
-            f"{tuple(output.shape)}."
+            f"Expected the encoder to return embeddings of shape ({num_rows}, D), one row per"
+            f" waveform, but got {tuple(output.shape)}."
         )
     return embeddings.float() if embeddings.dtype in (torch.float16, torch.bfloat16) else embeddings

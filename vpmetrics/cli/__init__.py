@@ -1,4 +1,6 @@
-"""The command line: ``vpmetrics evaluate``, ``compare``, ``scores``, ``challenge``, ``embed`` and ``demo``."""
+"""The command line: ``vpmetrics evaluate``, ``compare``, ``scores``, ``challenge``, ``embed`` and
+``demo``.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments of the command line; those of the process when left out.
 
     Returns:
-        0 when done; 2 when options or files cannot be used, when no number is defined, or after printing the help
-        because no command is given. As in shells, 130 when interrupted, and 141 when the reader of the output stops.
+        0 when done; 2 when options or files cannot be used, when no number is defined, or after
+        printing the help because no command is given. As in shells, 130 when interrupted, and 141
+        when the reader of the output stops.
     """
-    # Threads that spin while they wait for a busy core slow it down many times. OpenMP reads this when torch is loaded.
+    # Threads that spin while they wait for a busy core slow it down many times. OpenMP reads this
+    # when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from vpmetrics.cli.parser import make_parser, reject_unknown_arguments
 
     parser = make_parser()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that knows no Unicode still shows the numbers
+            # a terminal that knows no Unicode still shows the numbers
+            stream.reconfigure(errors="replace")
     parsed, unknown = parser.parse_known_args(argv)
     if unknown:
         reject_unknown_arguments(parsed, unknown, parser)

@@ -26,7 +26,9 @@ from vpmetrics.report.privacy_report import EvaluatedSystem
 
 
 class NamedResults:
-    """The results of one folder with the name of each: folder and system, data set and attacker where they differ."""
+    """The results of one folder with the name of each: folder and system, data set and attacker
+    where they differ.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
         self.folder = folder
@@ -75,7 +77,10 @@ def _find_results(options: ChallengeOptions) -> list[NamedResults]:
     """List the results of all folders, without reading them."""
     if len(options.folders) == 1 and "=" not in options.folders[0]:
         return [NamedResults("", _check_folder(options.folders[0]))]
-    return [NamedResults(name, _check_folder(path)) for name, path in name_systems(options.folders).items()]
+    return [
+        NamedResults(name, _check_folder(path))
+        for name, path in name_systems(options.folders).items()
+    ]
 
 
 def _check_folder(path: str) -> Path:
@@ -91,10 +96,14 @@ def _check_options(options: ChallengeOptions, folders: Sequence[NamedResults]) -
     check_utility(options.output, names)
     check_outputs(options.output, [str(named.folder) for named in folders])
     if (options.scoring == "plda") != (options.plda_fit is not None):
-        raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
+        raise InputError(
+            "Expected --scoring plda and --plda-fit FILE together, but got one without the other."
+        )
     if options.weights is not None:
         read_map(options.weights, "set weight")
-    has_vectors = any(not result.is_read_from_scores for named in folders for result in named.results)
+    has_vectors = any(
+        not result.is_read_from_scores for named in folders for result in named.results
+    )
     if has_vectors:
         return
     for option, value in (("--scoring", options.scoring), ("--no-attacks", options.no_attacks)):
@@ -117,7 +126,9 @@ def _evaluate_folder(named: NamedResults, options: ChallengeOptions) -> list[Eva
             system,
             dataset=result.dataset,
             challenge_condition_names=result.challenge_condition_names,
-            utility=challenge_reader.find_utility(named.folder, result.suffix, result.dataset, is_alone),
+            utility=challenge_reader.find_utility(
+                named.folder, result.suffix, result.dataset, is_alone
+            ),
         )
         system = trial_protocol.add_attacks_and_matrices(
             system, embeddings, scoring, options.intervals, not options.no_attacks
@@ -129,14 +140,20 @@ def _evaluate_folder(named: NamedResults, options: ChallengeOptions) -> list[Eva
     return systems
 
 
-def _lead_with_strongest_attacker(name: str, of_attackers: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Return first the result against the attacker who learns most, then that against each attacker."""
+def _lead_with_strongest_attacker(
+    name: str, of_attackers: Mapping[str, EvaluatedSystem]
+) -> list[EvaluatedSystem]:
+    """Return first the result against the attacker who learns most, then that against each
+    attacker.
+    """
     systems = list(of_attackers.values())
     if len(systems) == 1:
         return systems
     disclosures = {attacker: one.get_or_nan("disclosure") for attacker, one in of_attackers.items()}
     known = [attacker for attacker, value in disclosures.items() if not math.isnan(value)]
-    strongest = max(known, key=lambda attacker: disclosures[attacker], default=next(iter(of_attackers)))
+    strongest = max(
+        known, key=lambda attacker: disclosures[attacker], default=next(iter(of_attackers))
+    )
     note = f"{name}: of {len(systems)} attackers, {strongest} learns most"
     leading = of_attackers[strongest]
     leading = replace(leading, name=name, notes=(*leading.notes, note))

@@ -1,4 +1,6 @@
-"""``vpmetrics demo``: train an anonymiser with the library's loss and metrics, and compare it with baselines."""
+"""``vpmetrics demo``: train an anonymiser with the library's loss and metrics, and compare it with
+baselines.
+"""
 
 from __future__ import annotations
 
@@ -37,23 +39,33 @@ from vpmetrics.report.summary import disclosure_in_condition
 from vpmetrics.suite import VoicePrivacy
 
 NUM_HELD_OUT = 12  # of 37 speakers
-_FIRST_SHARE = 0.95  # of the input in the output; at 1 the gradient does not tell which way leads to other voices
-# On these voices, after 400 steps: 4 leaves .05 bit to attackers on OP, 1 leaves .03, and 16 leaves .57.
+# of the input in the output; at 1 the gradient does not tell which way leads to other voices
+_FIRST_SHARE = 0.95
+# On these voices, after 400 steps: 4 leaves .05 bit to attackers on OP, 1 leaves .03, and 16 leaves
+# .57.
 _INPUT_SCALE = 1.0
 _NUM_VALIDATIONS = 8  # along the training
 _SPEAKERS_PER_VOICE = 10  # speakers in a pseudo-voice of the baseline
-# On these voices they find what all standard attacks find, within 0.01 bit, in a quarter of the time.
+# On these voices they find what all standard attacks find, within 0.01 bit, in a quarter of the
+# time.
 _ATTACKS = (Plain, Centred, RidgeToOriginal, WithinClassWhitening)
 
 # What was done to the voices by each system, for people who know none of them.
 _DESCRIPTIONS = {
-    "B2": "moves the formants of everybody by the same amount. An attacker who owns the tool learns what it does",
+    "B2": (
+        "moves the formants of everybody by the same amount. An attacker who owns the tool learns"
+        " what it does"
+    ),
     "B2r": "moves the formants by an amount drawn for each session of a speaker",
     "B2u": "moves the formants by an amount drawn for each recording",
-    "averaging": "gives each session of a speaker the average voice of ten others. What a recording differs from its "
-    "speaker's average stays",
-    "trained": "maps each voice to another one, by a network and a key drawn for each session. The network was trained "
-    "with the library's loss, on other speakers",
+    "averaging": (
+        "gives each session of a speaker the average voice of ten others. What a recording differs"
+        " from its speaker's average stays"
+    ),
+    "trained": (
+        "maps each voice to another one, by a network and a key drawn for each session. The network"
+        " was trained with the library's loss, on other speakers"
+    ),
 }
 
 SessionBatch = tuple[Tensor, Tensor, Tensor]  # original embeddings, speakers, sessions
@@ -68,7 +80,8 @@ def demo(options: DemoOptions, console: Console) -> None:
     output = OutputOptions(out=options.out)
     check_outputs(output)
     began = time.monotonic()
-    torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
+    # tensors are small, and on a busy machine threads would only wait for one another
+    torch.set_num_threads(1)
     voices, generator = demo_voices(), torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(voices.speaker_names), generator=generator)
     is_held_out = torch.isin(voices.speakers, order[:NUM_HELD_OUT])
@@ -78,52 +91,65 @@ def demo(options: DemoOptions, console: Console) -> None:
     model = _train_anonymiser(voices, is_held_out, options)
     systems = _evaluate_systems(voices, is_held_out, model, generator)
     lead = (
-        f"{num_training} synthetic speakers to train on, {NUM_HELD_OUT} others to measure all systems on, in two "
-        f"sessions each; attackers learn from both; {options.epochs} epochs, seed {options.seed}; weights of the last "
-        "epoch"
+        f"{num_training} synthetic speakers to train on, {NUM_HELD_OUT} others to measure all"
+        f" systems on, in two sessions each; attackers learn from both; {options.epochs} epochs,"
+        f" seed {options.seed}; weights of the last epoch"
     )
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run = Run(("vpmetrics", *options.arguments), settings)
     publish(Content("Speakers held out of training", lead, systems, run), console, output)
     _tell_story(systems, console)
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
-    console.print(f"  tensorboard --logdir {escape(str(_name_log_folder(options.out)))}", soft_wrap=True)
+    console.print(
+        f"  tensorboard --logdir {escape(str(_name_log_folder(options.out)))}", soft_wrap=True
+    )
 
 
 def _name_log_folder(out: Path) -> Path:
-    """Return the folder of the TensorBoard log: beside the page, whose folder is replaced as a whole."""
+    """Return the folder of the TensorBoard log: beside the page, whose folder is replaced as a
+    whole.
+    """
     return out.with_name(f"{out.name}-tensorboard")
 
 
 def _tell_story(systems: Sequence[EvaluatedSystem], console: Console) -> None:
     """Say what each system did, what an attacker learns, and why the numbers differ."""
-    console.print("\nWhat was done, and what an attacker learns (0 bit: nothing, 0.72 bit: everything):")
+    console.print(
+        "\nWhat was done, and what an attacker learns (0 bit: nothing, 0.72 bit: everything):"
+    )
     for system in systems:
         weak = max(float(system.scalars["op_d_ece"]), float(system.scalars["across_d_ece"]))
         learnt = float(system.scalars["disclosure"])
         distinct = float(system.scalars["within_d_ece"])
-        console.print(f"\n[bold]{escape(system.name)}[/bold] {_DESCRIPTIONS[system.name]}.", soft_wrap=True)
         console.print(
-            f"  {weak:.2f} bit by comparing voices; {learnt:.2f} bit by an attacker who learns to undo it. "
-            f"{distinct:.2f} of 0.72 bit tell the voices of a session apart.",
+            f"\n[bold]{escape(system.name)}[/bold] {_DESCRIPTIONS[system.name]}.", soft_wrap=True
+        )
+        console.print(
+            f"  {weak:.2f} bit by comparing voices; {learnt:.2f} bit by an attacker who learns to"
+            f" undo it. {distinct:.2f} of 0.72 bit tell the voices of a session apart.",
             soft_wrap=True,
         )
         if system.report.headline is not None:
             console.print(f"  {escape(system.report.headline.verdict)}", soft_wrap=True)
     console.print(
-        "\nA fixed change is learnt and undone. A change that is drawn anew for each session is not, if it leaves "
-        "nothing of the recording's own voice. Averaging hides as well, but makes everybody sound alike. That "
-        "comparing voices finds little says nothing yet: look at the attacker who learns.",
+        "\nA fixed change is learnt and undone. A change that is drawn anew for each session is"
+        " not, if it leaves nothing of the recording's own voice. Averaging hides as well, but"
+        " makes everybody sound alike. That comparing voices finds little says nothing yet: look at"
+        " the attacker who learns.",
         soft_wrap=True,
     )
 
 
-def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: DemoOptions) -> KeyedAnonymiser:
+def _train_anonymiser(
+    voices: DemoVoices, is_held_out: Tensor, options: DemoOptions
+) -> KeyedAnonymiser:
     """Train an anonymiser on some speakers, watched on the others."""
     torch.manual_seed(options.seed)
     model = KeyedAnonymiser(len(voices.speaker_names), voices.original.shape[1])
     data = voices.original, voices.speakers, alternate_unique_session_ids(voices.speakers)
-    training, held_out = (TensorDataset(*(part[rows] for part in data)) for rows in (~is_held_out, is_held_out))
+    training, held_out = (
+        TensorDataset(*(part[rows] for part in data)) for rows in (~is_held_out, is_held_out)
+    )
     sampler = SpeakerBatchSampler(voices.speakers[~is_held_out], seed=options.seed)
     monitor = PrivacyMonitor(
         keys={name: name for name in ("original", "protected", "speakers", "sessions")},
@@ -137,8 +163,13 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: DemoOpti
             max_epochs=options.epochs,
             check_val_every_n_epoch=max(1, options.epochs // _NUM_VALIDATIONS),
             accelerator="cpu",
-            logger=TensorBoardLogger(_name_log_folder(options.out), name="", default_hp_metric=False),
-            callbacks=[monitor, LambdaCallback(on_train_epoch_end=lambda t, _: set_done(t.current_epoch + 1))],
+            logger=TensorBoardLogger(
+                _name_log_folder(options.out), name="", default_hp_metric=False
+            ),
+            callbacks=[
+                monitor,
+                LambdaCallback(on_train_epoch_end=lambda t, _: set_done(t.current_epoch + 1)),
+            ],
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=False,
@@ -146,7 +177,8 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: DemoOpti
             log_every_n_steps=len(sampler),
         )
         try:
-            # Rows of a tensor are taken at once: a batch sampler would take and join them one by one.
+            # Rows of a tensor are taken at once: a batch sampler would take and join them one by
+            # one.
             batches = DataLoader(training, sampler=sampler, batch_size=None)
             trainer.fit(model, batches, DataLoader(held_out, len(held_out)))
         except SystemExit:  # how Lightning ends when it is interrupted
@@ -159,40 +191,53 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: DemoOpti
 def _evaluate_systems(
     voices: DemoVoices, is_held_out: Tensor, model: KeyedAnonymiser, generator: torch.Generator
 ) -> list[EvaluatedSystem]:
-    """Evaluate all systems on the same speakers, which the model has not seen; attackers observe the others."""
+    """Evaluate all systems on the same speakers, which the model has not seen; attackers observe
+    the others.
+    """
     sessions = alternate_unique_session_ids(voices.speakers)
     is_first = sessions[:, None] % 2 == 0
     with torch.no_grad():
         ours = model(voices.original, model.keys[sessions])
     protected = {
         "B2": voices.protected["B2"],
-        "B2r": torch.where(is_first, voices.protected["B2r0"], voices.protected["B2r1"]),  # drawn once per session
+        # drawn once per session
+        "B2r": torch.where(is_first, voices.protected["B2r0"], voices.protected["B2r1"]),
         "B2u": voices.protected["B2u"],
         "averaging": average_speakers(voices, ~is_held_out, generator),
         "trained": ours,
     }
-    metric = VoicePrivacy(attacks=[attack() for attack in _ATTACKS], metrics="all", intervals=CONFIDENCE)
+    metric = VoicePrivacy(
+        attacks=[attack() for attack in _ATTACKS], metrics="all", intervals=CONFIDENCE
+    )
     systems = []
     for name, side in protected.items():
         metric.reset(observed=True)
         seen, unseen = (
-            (voices.original[rows], side[rows], voices.speakers[rows]) for rows in (~is_held_out, is_held_out)
+            (voices.original[rows], side[rows], voices.speakers[rows])
+            for rows in (~is_held_out, is_held_out)
         )
         metric.observe(*seen)
-        embeddings = Embeddings(*unseen, tuple(voices.speaker_names), sessions=sessions[is_held_out])
+        embeddings = Embeddings(
+            *unseen, tuple(voices.speaker_names), sessions=sessions[is_held_out]
+        )
         system = evaluate_embeddings(name, embeddings, metric)
         systems.append(replace(system, notes=(f"{name} {_DESCRIPTIONS[name]}", *system.notes)))
-    within, across = systems[-1].scalars["within_d_ece"], disclosure_in_condition(systems[-1], "across").value
+    within, across = (
+        systems[-1].scalars["within_d_ece"],
+        disclosure_in_condition(systems[-1], "across").value,
+    )
     limits = (
-        "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u. An attacker with the key of a "
-        f"session recognises its speakers (within a session {within:.3f} bit). Without the key, sessions are linked by "
-        f"{across:.3f} bit"
+        "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u. An"
+        " attacker with the key of a session recognises its speakers (within a session"
+        f" {within:.3f} bit). Without the key, sessions are linked by {across:.3f} bit"
     )
     return [*systems[:-1], replace(systems[-1], notes=(*systems[-1].notes, limits))]
 
 
 def alternate_unique_session_ids(speakers: Tensor) -> Tensor:
-    """Return a session for each row, ``(N,)``: ``2 * speaker`` and ``2 * speaker + 1`` in turn within a speaker."""
+    """Return a session for each row, ``(N,)``: ``2 * speaker`` and ``2 * speaker + 1`` in turn
+    within a speaker.
+    """
     is_same = speakers[:, None] == speakers
     return 2 * speakers + (is_same.tril().sum(1) - 1) % 2
 
@@ -200,14 +245,17 @@ def alternate_unique_session_ids(speakers: Tensor) -> Tensor:
 class KeyedAnonymiser(pl.LightningModule):
     """Map an embedding to that of another voice; each session has its key.
 
-    Before training the output is nearly the input, so that the effect of training shows: ``own`` is the share of the
-    input in the output. Inputs have unit length; they are scaled to about the length of a key, so that the network
-    sees both. Every batch of training draws new keys; those of validation are fixed.
+    Before training the output is nearly the input, so that the effect of training shows: ``own`` is
+    the share of the input in the output. Inputs have unit length; they are scaled to about the
+    length of a key, so that the network sees both. Every batch of training draws new keys; those of
+    validation are fixed.
     """
 
     keys: Tensor
 
-    def __init__(self, speakers: int, width: int = 256, key: int = 32, learning_rate: float = 1e-3) -> None:
+    def __init__(
+        self, speakers: int, width: int = 256, key: int = 32, learning_rate: float = 1e-3
+    ) -> None:
         super().__init__()
         self.save_hyperparameters()
         self.learning_rate = learning_rate
@@ -235,7 +283,12 @@ class KeyedAnonymiser(pl.LightningModule):
         """Return the arguments of the metrics, by the names that PrivacyMonitor reads."""
         original, speakers, sessions = batch
         protected = self(original, self.keys[sessions])
-        return {"original": original, "protected": protected, "speakers": speakers, "sessions": sessions}
+        return {
+            "original": original,
+            "protected": protected,
+            "speakers": speakers,
+            "sessions": sessions,
+        }
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return Adam; the share of the input may move faster than the weights of the network."""
@@ -245,14 +298,23 @@ class KeyedAnonymiser(pl.LightningModule):
 
 
 def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator) -> Tensor:
-    """Return protected embeddings of all rows, in the manner of baseline B1 of the VoicePrivacy challenge.
+    """Return protected embeddings of all rows, in the manner of baseline B1 of the VoicePrivacy
+    challenge.
 
-    Each session of a speaker gets the average of ten random training speakers, and every utterance keeps its difference
-    from its speaker's mean. B1 draws from the farthest speakers of a large pool; in this small one that would make
-    speakers *less* like themselves than like others, and an attacker would only have to reverse the sign.
+    Each session of a speaker gets the average of ten random training speakers, and every utterance
+    keeps its difference from its speaker's mean. B1 draws from the farthest speakers of a large
+    pool; in this small one that would make speakers *less* like themselves than like others, and an
+    attacker would only have to reverse the sign.
     """
-    means = torch.stack([voices.original[voices.speakers == speaker].mean(0) for speaker in voices.speakers.unique()])
+    means = torch.stack(
+        [
+            voices.original[voices.speakers == speaker].mean(0)
+            for speaker in voices.speakers.unique()
+        ]
+    )
     pool = means[voices.speakers[is_pool].unique()]
-    chosen = torch.rand(2 * len(means), len(pool), generator=generator).argsort(dim=1)[:, :_SPEAKERS_PER_VOICE]
+    chosen = torch.rand(2 * len(means), len(pool), generator=generator).argsort(dim=1)[
+        :, :_SPEAKERS_PER_VOICE
+    ]
     pseudo = pool[chosen].mean(dim=1)[alternate_unique_session_ids(voices.speakers)]
     return normalize(pseudo + voices.original - means[voices.speakers], dim=1)

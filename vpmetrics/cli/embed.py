@@ -20,7 +20,10 @@ def embed(options: EmbedOptions, console: Console) -> None:
     if options.out.exists():
         raise InputError("exists already; choose another name", options.out)
     check_output_file(options.out)
-    with translate_audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as set_done:
+    with (
+        translate_audio_errors(),
+        show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as set_done,
+    ):
         from vpmetrics.audio import embed_folder
 
         embedded = embed_folder(
@@ -39,4 +42,6 @@ def embed(options: EmbedOptions, console: Console) -> None:
     rows, width = embedded.embeddings.shape
     for note in (*embedded.assumptions, *embedded.skipped):
         console.print(f"[yellow]note:[/] {escape(printable(note))}", soft_wrap=True)
-    console.print(f"Wrote {escape(printable(str(options.out)))}: {rows:,} x {width}", soft_wrap=True)
+    console.print(
+        f"Wrote {escape(printable(str(options.out)))}: {rows:,} x {width}", soft_wrap=True
+    )

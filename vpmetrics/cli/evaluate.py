@@ -24,7 +24,9 @@ def _find_inputs(options: EvaluateOptions) -> SystemInputs:
     """Return the sources of both sides: named by position, by option, or all in one file."""
     has_sides = bool(options.original or options.protected)
     if not options.inputs and not has_sides:
-        raise InputError("Expected ORIGINAL and PROTECTED, but got neither; see `vpmetrics evaluate --help`.")
+        raise InputError(
+            "Expected ORIGINAL and PROTECTED, but got neither; see `vpmetrics evaluate --help`."
+        )
     if not has_sides and len(options.inputs) == 2:
         original, protected = options.inputs
         return SystemInputs(_choose_name(options, (protected,)), None, (original,), (protected,))
@@ -32,7 +34,9 @@ def _find_inputs(options: EvaluateOptions) -> SystemInputs:
         got = f"{len(options.inputs)} files"
         if has_sides:
             got += " beside --original or --protected"
-        raise InputError(f"Expected ORIGINAL and PROTECTED, or one file of all arrays, but got {got}.")
+        raise InputError(
+            f"Expected ORIGINAL and PROTECTED, or one file of all arrays, but got {got}."
+        )
     container = options.inputs[0] if options.inputs else None
     name = _choose_name(options, (*options.inputs, *options.protected, *options.original))
     return SystemInputs(name, container, options.original, options.protected)

@@ -1,4 +1,6 @@
-"""What each command was asked for, as dataclasses. Nothing here imports torch, so that ``--help`` is quick."""
+"""What each command was asked for, as dataclasses. Nothing here imports torch, so that ``--help``
+is quick.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ Options = TypeVar("Options")
 class OutputOptions:
     """What a command prints and writes.
 
-    ``out``: a folder for everything; ``json``: a file for the results, ``-`` prints them and nothing else. ``utility``:
-    ``NAME=VALUE`` or tables of other measurements.
+    ``out``: a folder for everything; ``json``: a file for the results, ``-`` prints them and
+    nothing else. ``utility``: ``NAME=VALUE`` or tables of other measurements.
     """
 
     title: str | None = None
@@ -62,7 +64,9 @@ class RecordingOptions:
 
 @dataclass(frozen=True)
 class SpeechOptions:
-    """What is common to ``evaluate`` and ``compare``: original and protected speech, as recordings or embeddings."""
+    """What is common to ``evaluate`` and ``compare``: original and protected speech, as recordings
+    or embeddings.
+    """
 
     rows: RowOptions
     measures: MeasureOptions
@@ -167,7 +171,9 @@ def read_options(kind: type[Options], parsed: Namespace) -> Options:
 
 
 def describe_settings(options: Any) -> dict[str, Any]:
-    """Return what was chosen, by name: without inputs and outputs, and without what was left out."""
+    """Return what was chosen, by name: without inputs and outputs, and without what was left
+    out.
+    """
     settings: dict[str, Any] = {}
     for field in fields(options):
         value = getattr(options, field.name)

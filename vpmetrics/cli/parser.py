@@ -100,16 +100,48 @@ def make_parser() -> ArgumentParser:
     top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, kind, usage, summary, description, add_options in (
-        ("evaluate", EvaluateOptions, "ORIGINAL PROTECTED", "one system, from recordings or embeddings", _EVALUATE,
-         _add_evaluate),
-        ("compare", CompareOptions, "--original ORIGINAL NAME=PROTECTED ...", "several systems side by side", _COMPARE,
-         _add_compare),
+        (
+            "evaluate",
+            EvaluateOptions,
+            "ORIGINAL PROTECTED",
+            "one system, from recordings or embeddings",
+            _EVALUATE,
+            _add_evaluate,
+        ),
+        (
+            "compare",
+            CompareOptions,
+            "--original ORIGINAL NAME=PROTECTED ...",
+            "several systems side by side",
+            _COMPARE,
+            _add_compare,
+        ),
         ("scores", ScoresOptions, "FILE ... --key KEY", "scores of trials", _SCORES, _add_scores),
-        ("challenge", ChallengeOptions, "FOLDER ...", "results of a VoicePrivacy challenge", _CHALLENGE,
-         _add_challenge),
-        ("embed", EmbedOptions, "DIR --out FILE.npz", "recordings to a file of embeddings", _EMBED, _add_embed),
-        ("demo", DemoOptions, "", "train a small anonymiser on the bundled voices", _DEMO, _add_demo),
-    ):  # fmt: skip
+        (
+            "challenge",
+            ChallengeOptions,
+            "FOLDER ...",
+            "results of a VoicePrivacy challenge",
+            _CHALLENGE,
+            _add_challenge,
+        ),
+        (
+            "embed",
+            EmbedOptions,
+            "DIR --out FILE.npz",
+            "recordings to a file of embeddings",
+            _EMBED,
+            _add_embed,
+        ),
+        (
+            "demo",
+            DemoOptions,
+            "",
+            "train a small anonymiser on the bundled voices",
+            _DEMO,
+            _add_demo,
+        ),
+    ):
         command = commands.add_parser(
             name,
             help=summary,
@@ -124,15 +156,21 @@ def make_parser() -> ArgumentParser:
     return top
 
 
-def reject_unknown_arguments(parsed: Namespace, unknown: Sequence[str], top: ArgumentParser) -> NoReturn:
-    """End with status 2 and a message that names the closest option, or the command that has this one."""
+def reject_unknown_arguments(
+    parsed: Namespace, unknown: Sequence[str], top: ArgumentParser
+) -> NoReturn:
+    """End with status 2 and a message that names the closest option, or the command that has this
+    one.
+    """
     option = unknown[0].partition("=")[0]
     message = f"unknown argument {unknown[0]}"
     if parsed.command is None:
         top.error(message)
     command: ArgumentParser = parsed.parser
     known = command._option_string_actions
-    elsewhere = [name for name, parser in parsed.parsers.items() if option in parser._option_string_actions]
+    elsewhere = [
+        name for name, parser in parsed.parsers.items() if option in parser._option_string_actions
+    ]
     closest = difflib.get_close_matches(option, known, n=1)
     if elsewhere:
         message += f": an option of vpmetrics {', '.join(elsewhere)}"
@@ -146,11 +184,17 @@ def _add_evaluate(command: ArgumentParser) -> None:
     command.add_argument("inputs", nargs="*", type=_parse_nonempty, metavar="FILE", help=text)
     first = command.add_argument_group("most used")
     _add_first_options(first)
-    group = command.add_argument_group("sides", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above")
+    group = command.add_argument_group(
+        "sides", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above"
+    )
     text = "original speech; several files make one side where they name their utterances"
-    group.add_argument("--original", nargs="+", type=_parse_nonempty, default=[], metavar="SOURCE", help=text)
+    group.add_argument(
+        "--original", nargs="+", type=_parse_nonempty, default=[], metavar="SOURCE", help=text
+    )
     text = "protected speech; alone, without originals, it gives PP"
-    group.add_argument("--protected", nargs="+", type=_parse_nonempty, default=[], metavar="SOURCE", help=text)
+    group.add_argument(
+        "--protected", nargs="+", type=_parse_nonempty, default=[], metavar="SOURCE", help=text
+    )
     _add_speech_options(command)
 
 
@@ -159,7 +203,9 @@ def _add_compare(command: ArgumentParser) -> None:
     command.add_argument("systems", nargs="+", type=_parse_nonempty, metavar="NAME=FILE", help=text)
     first = command.add_argument_group("most used")
     text = "the original speech that all systems share: a folder, FILE or FILE:ARRAY"
-    first.add_argument("--original", nargs=1, type=_parse_nonempty, default=[], metavar="SOURCE", help=text)
+    first.add_argument(
+        "--original", nargs=1, type=_parse_nonempty, default=[], metavar="SOURCE", help=text
+    )
     _add_first_options(first)
     group = _add_speech_options(command)
     _add_columns(group)
@@ -171,8 +217,8 @@ def _add_first_options(group: _ArgumentGroup) -> None:
     text = "who speaks: lines `utterance speaker`, or a speaker for every row"
     group.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="SOURCE", help=text)
     text = (
-        "of recordings: resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, a TorchScript or "
-        "ONNX file, or f0; several make one attacker who uses all of them"
+        "of recordings: resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL,"
+        " a TorchScript or ONNX file, or f0; several make one attacker who uses all of them"
     )
     group.add_argument("--encoder", action="append", default=[], metavar="NAME", help=text)
     text = "use the fundamental frequency in addition to the encoders"
@@ -183,23 +229,39 @@ def _add_first_options(group: _ArgumentGroup) -> None:
 
 def _add_speech_options(command: ArgumentParser) -> _ArgumentGroup:
     group = command.add_argument_group("names and labels")
-    text = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
+    text = (
+        "speakers from names of utterances: the first group of a pattern, or all of it, as"
+        " '^[^-_]+'"
+    )
     group.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
-    group.add_argument("--strip-suffix", metavar="TEXT", help="end of names of utterances to leave out, as _anon")
+    group.add_argument(
+        "--strip-suffix", metavar="TEXT", help="end of names of utterances to leave out, as _anon"
+    )
     text = "leave out utterances that are not on both sides, and listed trials without embeddings"
     group.add_argument("--partial", action="store_true", help=text)
     text = "draws of the anonymiser's secret, for within and across"
     group.add_argument("--sessions", metavar="SOURCE", help=text)
-    group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
+    group.add_argument(
+        "--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once"
+    )
     text = "lines `utterance group` or `speaker group`: results for each"
     group.add_argument("--groups", metavar="FILE", help=text)
-    group.add_argument("--weights", metavar="FILE", help="lines `group weight`: averages over the groups")
-    text = "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech discloses of them"
+    group.add_argument(
+        "--weights", metavar="FILE", help="lines `group weight`: averages over the groups"
+    )
+    text = (
+        "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech"
+        " discloses of them"
+    )
     group.add_argument("--attributes", metavar="FILE", help=text)
     text = "of files of embeddings whose suffix does not tell it, as npz"
     group.add_argument("--format", metavar="SUFFIX", help=text)
     group = command.add_argument_group("lists")
-    group.add_argument("--enrolls", metavar="FILE", help="utterances that speakers are enrolled with, as their mean")
+    group.add_argument(
+        "--enrolls",
+        metavar="FILE",
+        help="utterances that speakers are enrolled with, as their mean",
+    )
     text = "utterances to compare the others with, each by itself"
     group.add_argument("--references", metavar="FILE", help=text)
     text = "exactly these trials: lines `enrol trial target|nontarget`"
@@ -209,9 +271,15 @@ def _add_speech_options(command: ArgumentParser) -> _ArgumentGroup:
     _add_scoring(group)
     text = "of matrices: of 2022 (geometric) or of 2020 (sigmoid)"
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help=text)
-    group.add_argument("--rank-model", choices=("empirical", "beta_binomial"), help="of rank disclosure (empirical)")
+    group.add_argument(
+        "--rank-model",
+        choices=("empirical", "beta_binomial"),
+        help="of rank disclosure (empirical)",
+    )
     text = "also re-identification and singling out in populations of these sizes, as 20,1000"
-    group.add_argument("--population", type=_parse_population_sizes, default=(), metavar="N,...", help=text)
+    group.add_argument(
+        "--population", type=_parse_population_sizes, default=(), metavar="N,...", help=text
+    )
     _add_intervals(group)
     group = command.add_argument_group("recordings")
     _add_device_and_workers(group)
@@ -225,20 +293,43 @@ def _add_scores(command: ArgumentParser) -> None:
     first = command.add_argument_group("most used")
     first.add_argument("--key", metavar="KEY", help="labels of the trials, for all files")
     _add_out(first)
-    for name, text in (("oo", "original"), ("op", "original against protected"), ("pp", "protected")):
+    for name, text in (
+        ("oo", "original"),
+        ("op", "original against protected"),
+        ("pp", "protected"),
+    ):
         first.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {text} speech")
-    text = "lines `utterance speaker`: gives similarity matrices, and intervals where target trials do not"
+    text = (
+        "lines `utterance speaker`: gives similarity matrices, and intervals where target trials"
+        " do not"
+    )
     first.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
-    group = command.add_argument_group("score matrices", "where the file does not hold the speakers")
-    group.add_argument("--row-speakers", metavar="FILE", help="the speaker of each row, a line each")
-    group.add_argument("--column-speakers", metavar="FILE", help="the speaker of each column, a line each")
+    group = command.add_argument_group(
+        "score matrices", "where the file does not hold the speakers"
+    )
+    group.add_argument(
+        "--row-speakers", metavar="FILE", help="the speaker of each row, a line each"
+    )
+    group.add_argument(
+        "--column-speakers", metavar="FILE", help="the speaker of each column, a line each"
+    )
     group = command.add_argument_group("columns and labels")
-    text = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
-    group.add_argument("--score-columns", type=_parse_column_roles, default=(), metavar="NAME,...", help=text)
+    text = (
+        "of score files in another order: enrol, trial, score, label or _ to skip, as"
+        " enrol,trial,label,score"
+    )
+    group.add_argument(
+        "--score-columns", type=_parse_column_roles, default=(), metavar="NAME,...", help=text
+    )
     _add_key_columns(group, "of keys")
-    group.add_argument("--strict", action="store_true", help="reject scores without label and labels without score")
+    group.add_argument(
+        "--strict", action="store_true", help="reject scores without label and labels without score"
+    )
     group = command.add_argument_group("measures")
-    text = "SCORES [KEY] of another run of the system, to report C_ECE of SCORES or --op calibrated on it"
+    text = (
+        "SCORES [KEY] of another run of the system, to report C_ECE of SCORES or --op calibrated"
+        " on it"
+    )
     group.add_argument("--fit", nargs="+", default=[], metavar="FILE", help=text)
     text = "of matrices: of 2022 (geometric) or of 2020 (sigmoid)"
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help=text)
@@ -251,7 +342,9 @@ def _add_challenge(command: ArgumentParser) -> None:
     command.add_argument("folders", nargs="+", type=_parse_nonempty, metavar="FOLDER", help=text)
     first = command.add_argument_group("most used")
     _add_out(first)
-    first.add_argument("--no-attacks", action="store_true", help="compare only, without attacks, which is quicker")
+    first.add_argument(
+        "--no-attacks", action="store_true", help="compare only, without attacks, which is quicker"
+    )
     text = "lines `utterance speaker`, where names of utterances do not tell them"
     first.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
     group = command.add_argument_group("measures")
@@ -263,52 +356,89 @@ def _add_challenge(command: ArgumentParser) -> None:
 
 
 def _add_embed(command: ArgumentParser) -> None:
-    command.add_argument("source", metavar="DIR", help="a folder of recordings, a wav.scp or a manifest")
-    command.add_argument("--out", type=_parse_nonempty_path, required=True, metavar="FILE.npz", help="a new file")
+    command.add_argument(
+        "source", metavar="DIR", help="a folder of recordings, a wav.scp or a manifest"
+    )
+    command.add_argument(
+        "--out", type=_parse_nonempty_path, required=True, metavar="FILE.npz", help="a new file"
+    )
     text = (
-        "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, a TorchScript or ONNX file, or f0"
+        "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, a TorchScript"
+        " or ONNX file, or f0"
     )
     command.add_argument("--encoder", default="resemblyzer", metavar="NAME", help=text)
     text = "lines `utterance speaker`"
     command.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
     text = "speakers from names of utterances"
     command.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
-    command.add_argument("--partial", action="store_true", help="leave out recordings that cannot be used")
+    command.add_argument(
+        "--partial", action="store_true", help="leave out recordings that cannot be used"
+    )
     _add_device_and_workers(command)
 
 
 def _add_demo(command: ArgumentParser) -> None:
     default = Path("vpmetrics-demo")
-    command.add_argument("--out", type=_parse_nonempty_path, default=default, metavar="DIR", help=f"({default})")
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
-    command.add_argument("--epochs", type=int, default=130, metavar="N", help="four steps each (130)")
+    command.add_argument(
+        "--out", type=_parse_nonempty_path, default=default, metavar="DIR", help=f"({default})"
+    )
+    command.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of the split, the model and the batches (0)",
+    )
+    command.add_argument(
+        "--epochs", type=int, default=130, metavar="N", help="four steps each (130)"
+    )
 
 
 def _add_out(group: _ArgumentGroup) -> None:
-    text = "write a page, results.json, tables and figures into a new folder, or in place of a former run"
+    text = (
+        "write a page, results.json, tables and figures into a new folder, or in place of a"
+        " former run"
+    )
     group.add_argument("--out", type=_parse_nonempty_path, metavar="DIR", help=text)
 
 
 def _add_scoring(group: _ArgumentGroup) -> None:
     # Without a default, so that an option that would do nothing is seen.
-    group.add_argument("--scoring", choices=("cosine", "dot", "euclidean", "plda"), help="of embeddings (cosine)")
-    text = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
+    group.add_argument(
+        "--scoring", choices=("cosine", "dot", "euclidean", "plda"), help="of embeddings (cosine)"
+    )
+    text = (
+        "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as"
+        " in --utt2spk"
+    )
     group.add_argument("--plda-fit", metavar="FILE", help=text)
 
 
 def _add_key_columns(group: _ArgumentGroup, what: str) -> None:
     text = f"{what} in another order, as label,enrol,trial"
-    group.add_argument("--key-columns", type=_parse_column_roles, default=(), metavar="NAME,...", help=text)
+    group.add_argument(
+        "--key-columns", type=_parse_column_roles, default=(), metavar="NAME,...", help=text
+    )
 
 
 def _add_intervals(group: _ArgumentGroup) -> None:
-    text = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
-    group.add_argument("--intervals", type=_parse_confidence_or_zero, default=CONFIDENCE, metavar="SHARE", help=text)
+    text = (
+        "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
+    )
+    group.add_argument(
+        "--intervals",
+        type=_parse_confidence_or_zero,
+        default=CONFIDENCE,
+        metavar="SHARE",
+        help=text,
+    )
 
 
 def _add_device_and_workers(group: ArgumentParser | _ArgumentGroup) -> None:
     group.add_argument("--device", metavar="NAME", help="where encoders run, as cuda (cpu)")
-    group.add_argument("--workers", type=int, default=2, metavar="N", help="threads that read recordings (2)")
+    group.add_argument(
+        "--workers", type=int, default=2, metavar="N", help="threads that read recordings (2)"
+    )
 
 
 def _add_output_options(command: ArgumentParser) -> _ArgumentGroup:
@@ -319,15 +449,28 @@ def _add_output_options(command: ArgumentParser) -> _ArgumentGroup:
     text = "write the results there; `-` prints nothing else"
     group.add_argument("--json", type=_parse_nonempty_path, metavar="FILE", help=text)
     group.add_argument("--all", action="store_true", help="print every number")
-    group.add_argument("--latex-intervals", action="store_true", help="with confidence intervals in tables.tex")
+    group.add_argument(
+        "--latex-intervals", action="store_true", help="with confidence intervals in tables.tex"
+    )
     kinds = ("png", "pdf", "svg")
-    group.add_argument("--figures", nargs="+", choices=kinds, default=["png"], help="kinds of files of figures (png)")
+    group.add_argument(
+        "--figures",
+        nargs="+",
+        choices=kinds,
+        default=["png"],
+        help="kinds of files of figures (png)",
+    )
     return group
 
 
 def _add_columns(group: _ArgumentGroup) -> None:
-    text = "of the table of systems: keys as op_eer or eer, utilities, or default, paper-2022, paper-srd, challenge"
-    group.add_argument("--columns", type=_parse_columns, default=("default",), metavar="A,...", help=text)
+    text = (
+        "of the table of systems: keys as op_eer or eer, utilities, or default, paper-2022,"
+        " paper-srd, challenge"
+    )
+    group.add_argument(
+        "--columns", type=_parse_columns, default=("default",), metavar="A,...", help=text
+    )
 
 
 def _parse_nonempty(text: str) -> str:
@@ -348,7 +491,9 @@ def _parse_pattern(text: str) -> str:
     try:
         return re.compile(text).pattern
     except re.error as error:
-        raise ArgumentTypeError(f"expected a regular expression, but got {text!r} ({error})") from None
+        raise ArgumentTypeError(
+            f"expected a regular expression, but got {text!r} ({error})"
+        ) from None
 
 
 def _parse_confidence_or_zero(text: str) -> float | None:
@@ -366,7 +511,9 @@ def _parse_population_sizes(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     sizes = tuple(int(part) for part in parts if part.isdecimal())
     if len(set(sizes)) < len(parts) or min(sizes) < 2:
-        raise ArgumentTypeError(f"expected different numbers of at least 2, as 20,1000, but got {text}")
+        raise ArgumentTypeError(
+            f"expected different numbers of at least 2, as 20,1000, but got {text}"
+        )
     return sizes
 
 
@@ -374,5 +521,7 @@ def _parse_column_roles(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     roles = [name for name in names if name != "_"]
     if not set(roles) <= {"enrol", "trial", "score", "label"} or len(set(roles)) < len(roles):
-        raise ArgumentTypeError(f"expected each of enrol, trial, score, label once, or _, but got {text}")
+        raise ArgumentTypeError(
+            f"expected each of enrol, trial, score, label once, or _, but got {text}"
+        )
     return names

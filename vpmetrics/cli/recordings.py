@@ -36,7 +36,9 @@ _SAMPLE_SECONDS = 4
 
 @dataclass(frozen=True)
 class EmbeddedSystem:
-    """Embeddings of a system, the original and the protected file of each row, and a check of several encoders."""
+    """Embeddings of a system, the original and the protected file of each row, and a check of
+    several encoders.
+    """
 
     embeddings: Embeddings
     files: list[tuple[Path, Path]]
@@ -44,12 +46,16 @@ class EmbeddedSystem:
 
 
 def holds_recordings(source: str) -> bool:
-    """Return whether an input is a folder of recordings, a ``wav.scp`` or a manifest with a column ``path``."""
+    """Return whether an input is a folder of recordings, a ``wav.scp`` or a manifest with a column
+    ``path``.
+    """
     path = Path(source)
     if path.is_dir():
         from vpmetrics.audio.reading import SUFFIXES
 
-        return any(each.suffix.lower() in SUFFIXES or each == path / "wav.scp" for each in path.rglob("*"))
+        return any(
+            each.suffix.lower() in SUFFIXES or each == path / "wav.scp" for each in path.rglob("*")
+        )
     if format_suffix(path) in ("csv", "tsv") and path.is_file():
         with path.open(errors="replace") as file:
             return "path" in re.split("[,\t]", file.readline(1 << 12).strip().lower())
@@ -65,8 +71,12 @@ def translate_audio_errors() -> Iterator[None]:
         yield
     except AudioError as error:
         # Arguments of the functions are options of the command.
-        text = re.sub(r"`(partial|strip_suffix|utt2spk|speaker_pattern)(=True)?`", r"--\1", str(error))
-        raise InputError(re.sub(r"--[a-z_]+", lambda option: option[0].replace("_", "-"), text)) from None
+        text = re.sub(
+            r"`(partial|strip_suffix|utt2spk|speaker_pattern)(=True)?`", r"--\1", str(error)
+        )
+        raise InputError(
+            re.sub(r"--[a-z_]+", lambda option: option[0].replace("_", "-"), text)
+        ) from None
 
 
 def choose_encoders(options: RecordingOptions) -> list[str]:
@@ -92,7 +102,9 @@ def name_encoder(encoder: str) -> str:
 def embed_system(
     original: str, protected: str, options: RecordingOptions, rows: RowOptions, cache: Path
 ) -> EmbeddedSystem:
-    """Pair recordings and embed them by all encoders; utterances that some encoder did not take are left out."""
+    """Pair recordings and embed them by all encoders; utterances that some encoder did not take are
+    left out.
+    """
     from vpmetrics.audio import embed_pairs, load_encoder, pair_recordings
 
     encoders = choose_encoders(options)
@@ -110,7 +122,9 @@ def embed_system(
         )
         for encoder in encoders:
             network = load_encoder(encoder, device=options.device)
-            with show_progress(f"embedding {protected} by {network.name}", 2 * len(pairs.original)) as set_done:
+            with show_progress(
+                f"embedding {protected} by {network.name}", 2 * len(pairs.original)
+            ) as set_done:
                 embedded = embed_pairs(
                     pairs,
                     network,
@@ -123,9 +137,14 @@ def embed_system(
             by_encoder[name_encoder(encoder)] = embedded
             notes += [*embedded.assumptions, *embedded.skipped]
             if network.is_weak:
-                notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
+                notes.append(
+                    f"{network.name} is a weak encoder: others, by --encoder, may tell speakers"
+                    " better"
+                )
     record_file(original, f"{len(pairs.original):,} recordings")
-    record_file(protected, f"{len(pairs.protected):,} recordings, embedded by {', '.join(by_encoder)}")
+    record_file(
+        protected, f"{len(pairs.protected):,} recordings, embedded by {', '.join(by_encoder)}"
+    )
     embedded_system = _join_encoders(by_encoder, pairs, list(dict.fromkeys(notes)))
     embeddings = embedded_system.embeddings
     names: Sequence[str] = embeddings.utterance_names
@@ -134,7 +153,9 @@ def embed_system(
     return replace(embedded_system, embeddings=mark_listed_references(embeddings, names, rows))
 
 
-def _join_encoders(by_encoder: dict[str, PairedEmbeddings], pairs: RecordingPairs, notes: list[str]) -> EmbeddedSystem:
+def _join_encoders(
+    by_encoder: dict[str, PairedEmbeddings], pairs: RecordingPairs, notes: list[str]
+) -> EmbeddedSystem:
     """Put the embeddings of all encoders side by side, for the utterances that all of them have."""
     first = next(iter(by_encoder.values()))
     is_common = set(first.utterances).intersection(*(one.utterances for one in by_encoder.values()))
@@ -151,7 +172,9 @@ def _join_encoders(by_encoder: dict[str, PairedEmbeddings], pairs: RecordingPair
     sessions, _ = _number_labels(first.sessions, chosen_rows)
     groups, group_names = _number_labels(first.groups, chosen_rows)
     assert speakers is not None  # pairs have speakers
-    encoders = tuple(Encoder(name, embedded.original.shape[1]) for name, embedded in by_encoder.items())
+    encoders = tuple(
+        Encoder(name, embedded.original.shape[1]) for name, embedded in by_encoder.items()
+    )
     embeddings = Embeddings(
         torch.cat(sides["original"], dim=1),
         torch.cat(sides["protected"], dim=1),
@@ -164,20 +187,26 @@ def _join_encoders(by_encoder: dict[str, PairedEmbeddings], pairs: RecordingPair
         utterance_names=tuple(kept),
         encoders=encoders,
     )
-    original_of = {two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)}
+    original_of = {
+        two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)
+    }
     protected_files = [first.rows[row].path for row in chosen_rows]
     files = [(original_of[path], path) for path in protected_files]
     return EmbeddedSystem(embeddings, files, _check_common_utterances(by_encoder, len(kept)))
 
 
-def _number_labels(labels: list[str] | None, chosen_rows: list[int]) -> tuple[torch.Tensor | None, tuple[str, ...]]:
+def _number_labels(
+    labels: list[str] | None, chosen_rows: list[int]
+) -> tuple[torch.Tensor | None, tuple[str, ...]]:
     if labels is None:
         return None, ()
     chosen = np.array([labels[row] for row in chosen_rows])
     return Column(chosen, None, "recordings").number_labels(len(chosen))
 
 
-def _check_common_utterances(by_encoder: dict[str, PairedEmbeddings], num_common: int) -> Check | None:
+def _check_common_utterances(
+    by_encoder: dict[str, PairedEmbeddings], num_common: int
+) -> Check | None:
     """Return the check that every encoder took every utterance; None for one encoder."""
     if len(by_encoder) < 2:
         return None
@@ -186,14 +215,20 @@ def _check_common_utterances(by_encoder: dict[str, PairedEmbeddings], num_common
         if len(embedded.utterances) > num_common:
             left_out[name] = len(embedded.utterances) - num_common
     if not left_out:
-        return Check("encoders", OK, f"All {len(by_encoder)} encoders embedded the same {num_common:,} utterances.")
+        return Check(
+            "encoders",
+            OK,
+            f"All {len(by_encoder)} encoders embedded the same {num_common:,} utterances.",
+        )
     text = " and ".join(f"{count:,} of {name}" for name, count in left_out.items())
     message = f"{num_common:,} utterances have embeddings of all encoders; {text} are left out."
     return Check("encoders", WARNING, message)
 
 
 def pick_worst_and_best_speakers(system: EvaluatedSystem, embedded: EmbeddedSystem) -> list[Sample]:
-    """Return a recording of the worst, the median and the best protected speaker, by each speaker's D_ECE in OP."""
+    """Return a recording of the worst, the median and the best protected speaker, by each speaker's
+    D_ECE in OP.
+    """
     speakers = system.report.conditions["OP"].speakers
     if speakers is None:
         return []
@@ -208,7 +243,9 @@ def pick_worst_and_best_speakers(system: EvaluatedSystem, embedded: EmbeddedSyst
         row = int((embedded.embeddings.speakers == speaker).nonzero()[0])
         original, protected = embedded.files[row]
         name = embedded.embeddings.speaker_names[speaker]
-        samples.append(Sample(name, f"{label} protected", _read_start(original), _read_start(protected)))
+        samples.append(
+            Sample(name, f"{label} protected", _read_start(original), _read_start(protected))
+        )
     return samples
 
 

@@ -43,7 +43,9 @@ def _find_files(options: ScoresOptions) -> dict[str, dict[str, str]]:
     by_condition = {condition: path for condition, path in named.items() if path is not None}
     if not options.files:
         if not by_condition:
-            raise InputError("Expected files of scores, but got none; see `vpmetrics scores --help`.")
+            raise InputError(
+                "Expected files of scores, but got none; see `vpmetrics scores --help`."
+            )
         name = printable(options.output.title or name_of_sources([*by_condition.values()][-1:]))
         return {name: by_condition}
     if "OP" in by_condition or "PP" in by_condition:
@@ -52,7 +54,9 @@ def _find_files(options: ScoresOptions) -> dict[str, dict[str, str]]:
     for name, source in name_systems(options.files).items():
         paths = source.split(",")
         if len(paths) > 2:
-            raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} files of scores for {name}.")
+            raise InputError(
+                f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} files of scores for {name}."
+            )
         conditions = ("OP", "PP") if len(paths) == 2 or by_condition else ("",)
         files_of[name] = by_condition | dict(zip(conditions, paths, strict=False))
     return files_of
@@ -67,14 +71,26 @@ def _check_options(options: ScoresOptions, files_of: Mapping[str, Mapping[str, s
     check_outputs(options.output, sources)
     conditions = set(next(iter(files_of.values())))
     if _holds_matrices(files_of):
-        reject(options, ("key", "key_columns", "score_columns", "strict", "fit", "speakers", "similarity"), "a matrix")
+        reject(
+            options,
+            ("key", "key_columns", "score_columns", "strict", "fit", "speakers", "similarity"),
+            "a matrix",
+        )
         return
     reject(options, ("row_speakers", "column_speakers"), "lists of scores")
-    if options.speakers and conditions == {""} and (options.similarity or options.intervals is None):
+    if (
+        options.speakers
+        and conditions == {""}
+        and (options.similarity or options.intervals is None)
+    ):
         idle = "--similarity" if options.similarity else "--utt2spk"
-        raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
+        raise InputError(
+            f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing."
+        )
     if options.similarity and not options.speakers:
-        raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
+        raise InputError(
+            "Expected --utt2spk with --similarity: without matrices it would do nothing."
+        )
     if options.fit and not {"", "OP"} & conditions:
         raise InputError("Expected the scores that --fit is to calibrate: SCORES or --op.")
     if len(options.fit) > 2:
@@ -88,24 +104,34 @@ def _holds_matrices(files_of: Mapping[str, Mapping[str, str]]) -> bool:
     paths = [path for files in files_of.values() for path in files.values()]
     matrices = [path for path in paths if format_suffix(path) in ("npy", "npz")]
     if 0 < len(matrices) < len(paths):
-        raise InputError(f"Expected score matrices or lists of scores, but got both, as {quote(matrices[0])}.")
+        raise InputError(
+            f"Expected score matrices or lists of scores, but got both, as {quote(matrices[0])}."
+        )
     return bool(matrices)
 
 
-def _evaluate_matrices(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> list[EvaluatedSystem]:
+def _evaluate_matrices(
+    options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]
+) -> list[EvaluatedSystem]:
     """Evaluate systems from their score matrices, which are read by blocks."""
     systems: list[EvaluatedSystem] = []
     for name, files in files_of.items():
         matrices = {}
         for condition, path in files.items():
-            matrices[condition] = read_score_matrix(path, options.row_speakers, options.column_speakers)
+            matrices[condition] = read_score_matrix(
+                path, options.row_speakers, options.column_speakers
+            )
         with show_progress(f"counting {name}"):
             systems.append(evaluate_score_matrices(name, matrices, options.intervals))
     return systems
 
 
-def _evaluate_scores(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> list[EvaluatedSystem]:
-    """Evaluate systems from their score files in each condition; they share that of original speech."""
+def _evaluate_scores(
+    options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]
+) -> list[EvaluatedSystem]:
+    """Evaluate systems from their score files in each condition; they share that of original
+    speech.
+    """
     key = None if options.key is None else read_key(options.key, options.key_columns)
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     systems: list[EvaluatedSystem] = []
@@ -125,14 +151,20 @@ def _evaluate_scores(options: ScoresOptions, files_of: Mapping[str, Mapping[str,
             if options.speakers is not None:
                 for one in trials.values():
                     _check_speakers_are_listed(one, speaker_of, options.speakers)
-            similarity: Literal["geometric", "sigmoid"] = "sigmoid" if options.similarity == "sigmoid" else "geometric"
-            system = evaluation.evaluate_trials(name, trials, fit, speaker_of, similarity, options.intervals)
+            similarity: Literal["geometric", "sigmoid"] = (
+                "sigmoid" if options.similarity == "sigmoid" else "geometric"
+            )
+            system = evaluation.evaluate_trials(
+                name, trials, fit, speaker_of, similarity, options.intervals
+            )
         systems.append(system)
     return systems
 
 
 def _read_calibration_trials(options: ScoresOptions, key: Trials | None) -> Trials:
-    """Read the trials of ``--fit``; without labels they take ``key``, that of the evaluated scores."""
+    """Read the trials of ``--fit``; without labels they take ``key``, that of the evaluated
+    scores.
+    """
     file = read_scores(options.fit[0], options.score_columns)
     if len(options.fit) > 1:
         key = read_key(options.fit[1], options.key_columns)
@@ -143,10 +175,15 @@ def _read_calibration_trials(options: ScoresOptions, key: Trials | None) -> Tria
 
 def _check_speakers_are_listed(trials: Trials, speaker_of: Mapping[str, str], path: str) -> None:
     if "trial" not in trials.frame.columns:
-        raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
+        raise InputError(
+            "Expected the names of both sides of a trial for --utt2spk, but the scores name none."
+        )
     for names in trials.frame.select("enrol", "trial"):
         speakers = trial_protocol.look_up_speakers_or_null(names, speaker_of)
         missing = names.filter(speakers.is_null()).unique().sort()
         if len(missing):
-            message = f"expected the speaker of every utterance, but {len(missing):,} are missing: {quote(missing[0])}"
+            message = (
+                f"expected the speaker of every utterance, but {len(missing):,} are missing:"
+                f" {quote(missing[0])}"
+            )
             raise InputError(message, path)

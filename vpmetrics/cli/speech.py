@@ -23,7 +23,13 @@ from vpmetrics.cli.recordings import (
 )
 from vpmetrics.cli.terminal import check_outputs, check_utility
 from vpmetrics.readers import challenge, evaluation, trial_protocol
-from vpmetrics.readers.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
+from vpmetrics.readers.embeddings import (
+    EmbeddingFiles,
+    Embeddings,
+    fit_plda,
+    locate_source,
+    read_embeddings,
+)
 from vpmetrics.readers.formats import READERS
 from vpmetrics.readers.progress import show_progress
 from vpmetrics.readers.trial_files import has_score_column, read_attributes, read_map
@@ -72,7 +78,9 @@ def evaluate_speech(inputs: Sequence[SystemInputs], options: SpeechOptions) -> E
 
 
 def _find_kind(inputs: Sequence[SystemInputs], options: SpeechOptions) -> str:
-    """Return what the inputs hold; raise for what other commands read, and where a side is missing."""
+    """Return what the inputs hold; raise for what other commands read, and where a side is
+    missing.
+    """
     sources = [source for one in inputs for source in one.sources]
     for source in sources:
         _reject_input_of_other_commands(source, options)
@@ -105,7 +113,10 @@ def _reject_input_of_other_commands(source: str, options: SpeechOptions) -> None
     if not Path(path).is_file():  # a pipe or a device
         raise InputError("expected a file or a folder", path)
     known = ", ".join(f".{name}" for name in READERS)
-    hint = f"scores of trials are for `vpmetrics scores {path}`; --format tells the format of other names"
+    hint = (
+        f"scores of trials are for `vpmetrics scores {path}`; --format tells the format of other"
+        " names"
+    )
     raise InputError(f"expected recordings, or embeddings ({known}); {hint}", path)
 
 
@@ -116,11 +127,15 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind:
     check_outputs(options.output, [source for one in inputs for source in one.sources])
     rows, measures = options.rows, options.measures
     if rows.format is not None and rows.format not in READERS:
-        raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(rows.format)}.")
+        raise InputError(
+            f"Expected --format to be one of {', '.join(READERS)}, but got {quote(rows.format)}."
+        )
     if rows.references is not None and rows.enrolls is not None:
         raise InputError("Expected --references or --enrolls, but got both.")
     if (measures.scoring == "plda") != (measures.plda_fit is not None):
-        raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
+        raise InputError(
+            "Expected --scoring plda and --plda-fit FILE together, but got one without the other."
+        )
     if options.attributes is not None:
         read_attributes(options.attributes)
     if options.weights is not None:
@@ -141,7 +156,9 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind:
 
 
 def reject(options: Any, names: Iterable[str], kind: str) -> None:
-    """Raise if an option was given that would do nothing with a kind of input, which is a misunderstanding."""
+    """Raise if an option was given that would do nothing with a kind of input, which is a
+    misunderstanding.
+    """
     defaults = {field.name: field.default for field in fields(options)}
     for name in names:
         given = getattr(options, name)
@@ -160,7 +177,9 @@ def _evaluate_recordings(inputs: Sequence[SystemInputs], options: SpeechOptions)
     with TemporaryDirectory(prefix="vpmetrics-") as temporary:
         cache = Path(temporary) if out is None else out.with_name(f"{out.name}-embeddings")
         for one in inputs:
-            embedded = embed_system(one.original[0], one.protected[0], options.recordings, options.rows, cache)
+            embedded = embed_system(
+                one.original[0], one.protected[0], options.recordings, options.rows, cache
+            )
             system = _evaluate_with_attributes(one.name, embedded.embeddings, options, metric)
             system = _add_encoder_check(system, embedded)
             systems += evaluation.list_encoders(system)
@@ -177,7 +196,9 @@ def _add_encoder_check(system: EvaluatedSystem, embedded: EmbeddedSystem) -> Eva
     return replace(system, report=report)
 
 
-def _evaluate_embeddings(inputs: Sequence[SystemInputs], options: SpeechOptions) -> list[EvaluatedSystem]:
+def _evaluate_embeddings(
+    inputs: Sequence[SystemInputs], options: SpeechOptions
+) -> list[EvaluatedSystem]:
     """Evaluate systems from files of embeddings; originals that they share are scored once."""
     metric = make_metric(options)
     systems: list[EvaluatedSystem] = []
@@ -187,7 +208,10 @@ def _evaluate_embeddings(inputs: Sequence[SystemInputs], options: SpeechOptions)
         if first is None:
             first = embeddings
         elif not _has_same_originals(embeddings, first):
-            note = f"{one.name}: its original embeddings are not those of {inputs[0].name}, to which `original` refers"
+            note = (
+                f"{one.name}: its original embeddings are not those of {inputs[0].name}, to which"
+                " `original` refers"
+            )
             embeddings = embeddings._replace(notes=(*embeddings.notes, note))
         systems.append(_evaluate_with_attributes(one.name, embeddings, options, metric))
     return systems
@@ -207,7 +231,9 @@ def _evaluate_with_attributes(
         system = evaluation.evaluate_embeddings(name, embeddings, metric, weights)
         if options.attributes is None:
             return system
-        return evaluation.add_attributes(system, embeddings, options.attributes, options.measures.intervals)
+        return evaluation.add_attributes(
+            system, embeddings, options.attributes, options.measures.intervals
+        )
 
 
 def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> EvaluatedSystem:
@@ -226,7 +252,9 @@ def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> Evalua
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
     embeddings = trial_protocol.TrialEmbeddings(original, protected, protocol)
     is_attacked = not measures.no_attacks
-    return trial_protocol.add_attacks_and_matrices(system, [embeddings], scoring, measures.intervals, is_attacked)
+    return trial_protocol.add_attacks_and_matrices(
+        system, [embeddings], scoring, measures.intervals, is_attacked
+    )
 
 
 def make_metric(options: SpeechOptions, default_scoring: str = "cosine") -> VoicePrivacy:
@@ -250,7 +278,10 @@ def make_metric(options: SpeechOptions, default_scoring: str = "cosine") -> Voic
 
 
 def read_scoring(
-    measures: MeasureOptions, utt2spk: str | None, file_format: str | None = None, default: str = "cosine"
+    measures: MeasureOptions,
+    utt2spk: str | None,
+    file_format: str | None = None,
+    default: str = "cosine",
 ) -> Scoring:
     """Return the scoring of embeddings that options choose; a PLDA is fitted on its file."""
     if measures.plda_fit is not None:

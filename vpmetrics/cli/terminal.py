@@ -15,11 +15,30 @@ from rich.text import Text
 
 from vpmetrics._util.inputs import InputError, read_files
 from vpmetrics._util.scalar import printable
-from vpmetrics.cli.options import ChallengeOptions, OutputOptions, ScoresOptions, SpeechOptions, describe_settings
+from vpmetrics.cli.options import (
+    ChallengeOptions,
+    OutputOptions,
+    ScoresOptions,
+    SpeechOptions,
+    describe_settings,
+)
 from vpmetrics.readers import challenge, evaluation
 from vpmetrics.report import comparison, summary
-from vpmetrics.report.folder import RESULTS, check_output_file, check_output_folder, replace_file, replace_folder
-from vpmetrics.report.outputs import PAGE, Content, Sample, own_file_names, render_files, render_results
+from vpmetrics.report.folder import (
+    RESULTS,
+    check_output_file,
+    check_output_folder,
+    replace_file,
+    replace_folder,
+)
+from vpmetrics.report.outputs import (
+    PAGE,
+    Content,
+    Sample,
+    own_file_names,
+    render_files,
+    render_results,
+)
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import Run
 from vpmetrics.report.tables import Table, clean
@@ -37,11 +56,16 @@ def check_outputs(options: OutputOptions, inputs: Sequence[str] = ()) -> None:
     check_output_file(options.json)
     _check_not_an_input(options.json, inputs)
     if options.out is not None and options.json.resolve().parent == options.out.resolve():
-        raise InputError("is in the folder of --out, which is replaced as a whole; choose another name", options.json)
+        raise InputError(
+            "is in the folder of --out, which is replaced as a whole; choose another name",
+            options.json,
+        )
 
 
 def check_utility(options: OutputOptions, names: Sequence[str]) -> None:
-    """Raise for utilities that cannot be read, or are of other systems, and for columns that do not exist."""
+    """Raise for utilities that cannot be read, or are of other systems, and for columns that do not
+    exist.
+    """
     utility = challenge.read_utility(options.utility, names)
     utility_names: set[str] = set()
     for of_system in utility.values():
@@ -58,7 +82,9 @@ def publish_systems(
     console: Console,
     samples: Sequence[Sample] = (),
 ) -> None:
-    """Add the values of ``--utility`` and publish the systems; raise if no measure of any is defined."""
+    """Add the values of ``--utility`` and publish the systems; raise if no measure of any is
+    defined.
+    """
     output = options.output
     utility = challenge.read_utility(output.utility, [system.name for system in systems])
     with_utility = [replace(one, utility={**one.utility, **utility[one.name]}) for one in systems]
@@ -68,7 +94,11 @@ def publish_systems(
         settings = {"scoring": "cosine", "similarity": "geometric"}
     settings |= describe_settings(options)
     run = Run(("vpmetrics", *options.arguments), settings, dict(read_files))
-    publish(Content(clean(title), clean(lead), with_utility, run, output.columns, samples), console, output)
+    publish(
+        Content(clean(title), clean(lead), with_utility, run, output.columns, samples),
+        console,
+        output,
+    )
 
 
 def _check_not_an_input(path: Path, inputs: Sequence[str]) -> None:
@@ -127,7 +157,9 @@ def _print_written(options: OutputOptions, console: Console) -> None:
         _print_text(f"Wrote {printable(options.json)}", console)
     if options.out is not None:
         page = printable(options.out / PAGE)
-        _print_text(f"Wrote {page}, with figures, tables, model card and {RESULTS} beside it", console)
+        _print_text(
+            f"Wrote {page}, with figures, tables, model card and {RESULTS} beside it", console
+        )
 
 
 def _print_text(text: str, console: Console, style: str = "") -> None:
@@ -136,7 +168,9 @@ def _print_text(text: str, console: Console, style: str = "") -> None:
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print tables; columns that do not fit the terminal follow in a second table, so that no digit is cut."""
+    """Print tables; columns that do not fit the terminal follow in a second table, so that no digit
+    is cut.
+    """
     for table in tables:
         # Headings stand word by word, so that a dozen columns fit into 80 characters.
         heads = [table.columns[0]]
@@ -170,7 +204,9 @@ def _column_width(head: str, table: Table, at: int) -> int:
 
 
 def _split_columns(widths: Sequence[int], gap: int, total_width: int) -> list[list[int]]:
-    """Return the columns of each part of a table, beside its first column, so that each fits the terminal."""
+    """Return the columns of each part of a table, beside its first column, so that each fits the
+    terminal.
+    """
     room = total_width - min(widths[0], total_width // 2)
     parts: list[list[int]] = []
     used = room

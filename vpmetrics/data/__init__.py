@@ -1,4 +1,6 @@
-"""The bundled voices, embeddings of 37 synthetic speakers, original and anonymised four ways; batches by speaker."""
+"""The bundled voices, embeddings of 37 synthetic speakers, original and anonymised four ways;
+batches by speaker.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,15 @@ __all__ = ["DemoVoices", "SpeakerBatchSampler", "demo_voices"]
 
 
 class DemoVoices(NamedTuple):
-    """Embeddings of 1036 recordings of 37 synthetic speakers; see ``README.md`` in this folder for how they were made.
+    """Embeddings of 1036 recordings of 37 synthetic speakers; see ``README.md`` in this folder for
+    how they were made.
 
-    ``original`` ``(1036, 256)`` float32; ``protected``, as many rows for each of ``B2`` (McAdams, alpha = 0.8),
-    ``B2r0`` and ``B2r1`` (one alpha per speaker, two draws) and ``B2u`` (one alpha per utterance); ``speakers``,
-    ``utterances`` and ``sentences`` ``(1036,)`` int64; ``speaker_names``, ``engine:voice`` of each speaker number;
-    ``alphas``, the McAdams coefficient of each row ``(1036,)`` float32 where it was drawn: the smaller, the further
-    the formants were moved.
+    ``original`` ``(1036, 256)`` float32; ``protected``, as many rows for each of ``B2`` (McAdams,
+    alpha = 0.8), ``B2r0`` and ``B2r1`` (one alpha per speaker, two draws) and ``B2u`` (one alpha
+    per utterance); ``speakers``, ``utterances`` and ``sentences`` ``(1036,)`` int64;
+    ``speaker_names``, ``engine:voice`` of each speaker number; ``alphas``, the McAdams coefficient
+    of each row ``(1036,)`` float32 where it was drawn: the smaller, the further the formants were
+    moved.
     """
 
     original: Tensor
@@ -49,7 +53,10 @@ def demo_voices() -> DemoVoices:
     with as_file(files(__package__) / "demo_voices.npz") as path, np.load(path) as arrays:
         return DemoVoices(
             torch.from_numpy(arrays["emb_O"]),
-            {name: torch.from_numpy(arrays[f"emb_{name}"]) for name in ("B2", "B2r0", "B2r1", "B2u")},
+            {
+                name: torch.from_numpy(arrays[f"emb_{name}"])
+                for name in ("B2", "B2r0", "B2r1", "B2u")
+            },
             torch.from_numpy(arrays["speaker"]).long(),
             torch.from_numpy(arrays["utterance"]).long(),
             torch.from_numpy(arrays["sentence"]).long(),
@@ -59,22 +66,25 @@ def demo_voices() -> DemoVoices:
 
 
 class SpeakerBatchSampler(Sampler[list[int]]):
-    r"""Draw batches with several utterances of several speakers, for ``DataLoader(batch_sampler=...)``.
+    r"""Draw batches with several utterances of several speakers, for
+    ``DataLoader(batch_sampler=...)``.
 
-    The losses learn from pairs of one speaker. Shuffled batches hold hardly any: 32 rows of 1,000 speakers have none in
-    more than half of the batches.
+    The losses learn from pairs of one speaker. Shuffled batches hold hardly any: 32 rows of 1,000
+    speakers have none in more than half of the batches.
 
-    An epoch uses no utterance twice, in any process: the utterances of every speaker are shuffled and cut into chunks,
-    and a batch takes one chunk each of the speakers with the most chunks left. What does not fill a chunk or a batch
-    may be drawn in another epoch. A speaker with fewer than ``utterances`` contributes one chunk of all of them, a
-    speaker with a single utterance none.
+    An epoch uses no utterance twice, in any process: the utterances of every speaker are shuffled
+    and cut into chunks, and a batch takes one chunk each of the speakers with the most chunks left.
+    What does not fill a chunk or a batch may be drawn in another epoch. A speaker with fewer than
+    ``utterances`` contributes one chunk of all of them, a speaker with a single utterance none.
 
-    Processes of ``torch.distributed`` draw the same epoch and share its batches equally. The order follows from
-    ``seed`` and the epoch alone. Call :meth:`set_epoch` before every epoch, or all are alike; Lightning does so by
-    itself, but needs ``Trainer(use_distributed_sampler=False)`` with more than one process.
+    Processes of ``torch.distributed`` draw the same epoch and share its batches equally. The order
+    follows from ``seed`` and the epoch alone. Call :meth:`set_epoch` before every epoch, or all are
+    alike; Lightning does so by itself, but needs ``Trainer(use_distributed_sampler=False)`` with
+    more than one process.
 
-    16 speakers of 8 utterances are enough for every loss of :mod:`vpmetrics.losses`. Prefer more speakers to more
-    utterances; with two sessions per speaker, 4 utterances are the minimum. Twice the rows cost four times the scores.
+    16 speakers of 8 utterances are enough for every loss of :mod:`vpmetrics.losses`. Prefer more
+    speakers to more utterances; with two sessions per speaker, 4 utterances are the minimum. Twice
+    the rows cost four times the scores.
 
     Args:
         speakers: Speaker of each row of the data set, ``(N,)``: integers or strings.
@@ -83,7 +93,9 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         seed: Seed of the random order.
 
     Example:
-        >>> sampler = SpeakerBatchSampler(["p225", "p226", "p227"] * 20, speakers_per_batch=2, utterances=4)
+        >>> sampler = SpeakerBatchSampler(
+        ...     ["p225", "p226", "p227"] * 20, speakers_per_batch=2, utterances=4
+        ... )
         >>> len(sampler)
         7
         >>> rows = next(iter(sampler))
@@ -101,17 +113,28 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         labels = encode_column("speakers", speakers)
         check_integers("speakers", labels)
         if labels.ndim != 1:
-            raise ValueError(f"Expected `speakers` to have shape (N,), but got {tuple(labels.shape)}.")
+            raise ValueError(
+                f"Expected `speakers` to have shape (N,), but got {tuple(labels.shape)}."
+            )
         check_whole_number("speakers_per_batch", speakers_per_batch, least=2)
         check_whole_number("utterances", utterances, least=2)
         check_whole_number("seed", seed, least=0)
-        self.speakers_per_batch, self.utterances, self.seed, self.epoch = speakers_per_batch, utterances, seed, 0
-        _, self._speaker_index, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-        self._speaker_chunks = torch.where(counts >= utterances, counts // utterances, (counts >= 2).long())
+        self.speakers_per_batch, self.utterances, self.seed, self.epoch = (
+            speakers_per_batch,
+            utterances,
+            seed,
+            0,
+        )
+        _, self._speaker_index, counts = labels.cpu().unique(
+            return_inverse=True, return_counts=True
+        )
+        self._speaker_chunks = torch.where(
+            counts >= utterances, counts // utterances, (counts >= 2).long()
+        )
         if self._count_total_batches() == 0:
             raise ValueError(
-                f"Expected `speakers` to hold at least {speakers_per_batch} speakers with 2 utterances or more, "
-                f"but got {int((counts >= 2).sum())}."
+                f"Expected `speakers` to hold at least {speakers_per_batch} speakers with 2"
+                f" utterances or more, but got {int((counts >= 2).sum())}."
             )
 
     @property
@@ -133,11 +156,12 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         processes = current_processes(None)
         if len(self) == 0:
             raise ValueError(
-                f"Expected a batch for each of {processes.world_size} processes, but `speakers` fill only "
-                f"{self._count_total_batches()}."
+                f"Expected a batch for each of {processes.world_size} processes, but `speakers`"
+                f" fill only {self._count_total_batches()}."
             )
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        # The row numbers of each chunk, shuffled within speakers; chunks of a speaker follow one another.
+        # The row numbers of each chunk, shuffled within speakers; chunks of a speaker follow one
+        # another.
         shuffled = torch.randperm(len(self._speaker_index), generator=generator)
         rows = shuffled[self._speaker_index[shuffled].argsort(stable=True)]
         speaker = self._speaker_index[rows]
@@ -152,7 +176,9 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         batches = []
         for _ in range(self._count_total_batches()):
             # The fraction breaks ties among speakers with equally many remaining chunks at random.
-            priority = remaining + torch.rand(len(remaining), generator=generator, dtype=torch.float64)
+            priority = remaining + torch.rand(
+                len(remaining), generator=generator, dtype=torch.float64
+            )
             chosen = priority.topk(self.speakers_per_batch).indices
             remaining[chosen] -= 1
             batches.append((first[chosen] + remaining[chosen]).tolist())
@@ -161,10 +187,15 @@ class SpeakerBatchSampler(Sampler[list[int]]):
             yield torch.cat([chunks[chunk] for chunk in batches[number]]).tolist()
 
     def _count_total_batches(self) -> int:
-        """Return how many batches all processes can fill in an epoch, with at most one chunk of a speaker in each."""
+        """Return how many batches all processes can fill in an epoch, with at most one chunk of a
+        speaker in each.
+        """
 
         def lacks_chunks(batches: int) -> bool:
-            return int(self._speaker_chunks.clamp(max=batches).sum()) < batches * self.speakers_per_batch
+            return (
+                int(self._speaker_chunks.clamp(max=batches).sum())
+                < batches * self.speakers_per_batch
+            )
 
         most = int(self._speaker_chunks.sum()) // self.speakers_per_batch
         return bisect_left(range(1, most + 1), True, key=lacks_chunks)

@@ -1,4 +1,6 @@
-r"""Attribute disclosure: what embeddings disclose about sex, accent, age group or emotion, in bits."""
+r"""Attribute disclosure: what embeddings disclose about sex, accent, age group or emotion, in
+bits.
+"""
 
 from __future__ import annotations
 
@@ -60,26 +62,28 @@ def attribute_disclosure(
     permutations: int = 10,
     seed: int = 0,
 ) -> AttributeResult:
-    r"""Compute the mutual information of embeddings and an attribute, as a classifier on unseen speakers realises it.
+    r"""Compute the mutual information of embeddings and an attribute, as a classifier on unseen
+    speakers realises it.
 
     .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
 
-    The classifier is linear or kernel ridge regression on embeddings of unit length, fitted on other speakers than it
-    is applied to; shrinkage and kernel are chosen, and posteriors calibrated, on the held-out scores of other folds.
+    The classifier is linear or kernel ridge regression on embeddings of unit length, fitted on
+    other speakers than it is applied to; shrinkage and kernel are chosen, and posteriors
+    calibrated, on the held-out scores of other folds.
 
     Args:
         embeddings: Floating tensor of shape ``(N, D)``.
         labels: Attribute of each row, ``(N,)``: integers or strings.
         speakers: Speaker of each row, ``(N,)``: integers or strings.
-        confidence: Confidence level of the jackknife interval, which refits without each of up to 30 groups of
-            speakers; None for no interval.
-        permutations: How often labels are permuted for the chance level: among speakers where each speaker has one
-            label, otherwise within speakers; 0 for no chance level.
+        confidence: Confidence level of the jackknife interval, which refits without each of up to
+            30 groups of speakers; None for no interval.
+        permutations: How often labels are permuted for the chance level: among speakers where each
+            speaker has one label, otherwise within speakers; 0 for no chance level.
         seed: Seed of the permutations.
 
     Returns:
-        :class:`AttributeResult` of scalars; NaN with one warning for fewer than two classes, or where a class has
-        fewer than two speakers.
+        :class:`AttributeResult` of scalars; NaN with one warning for fewer than two classes, or
+        where a class has fewer than two speakers.
 
     Example:
         >>> draw = torch.Generator().manual_seed(0)
@@ -87,17 +91,24 @@ def attribute_disclosure(
         >>> labels = speakers % 2
         >>> embeddings = torch.randn(200, 8, generator=draw) + 2 * labels[:, None]
         >>> result = attribute_disclosure(embeddings, labels, speakers)
-        >>> bool(result.disclosure > 0.8), bool(result.chance < 0.1), round(result.entropy.item(), 1)
+        >>> (
+        ...     bool(result.disclosure > 0.8),
+        ...     bool(result.chance < 0.1),
+        ...     round(result.entropy.item(), 1),
+        ... )
         (True, True, 1.0)
     """
-    labels, speakers = (encode_labels(column).to(embeddings.device) for column in (labels, speakers))
+    labels, speakers = (
+        encode_labels(column).to(embeddings.device) for column in (labels, speakers)
+    )
     check_utterances("embeddings", embeddings, "speakers", speakers)
     check_shape("labels", labels, (len(embeddings),), "one per row of `embeddings`")
     if confidence is not None:
         check_confidence("confidence", confidence)
     check_whole_number("permutations", permutations, least=0)
     dtype = result_dtype(embeddings)
-    # Rows, classes and speakers in canonical order, so that neither row order nor labels change a draw.
+    # Rows, classes and speakers in canonical order, so that neither row order nor labels change a
+    # draw.
     order = order_rows(embeddings)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
     hashes = hash_rows(embeddings)
@@ -109,45 +120,80 @@ def attribute_disclosure(
     if num_classes < 2 or int(count_values(pairs[0], num_classes).amin()) < 2:
         reason = "two classes" if num_classes < 2 else "two speakers of every class"
         warn_undefined(f"Attribute disclosure needs {reason}.")
-        return AttributeResult(*[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7)
+        return AttributeResult(
+            *[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7
+        )
     low = high = chance = widen(embeddings.new_full((), torch.nan))
     with torch.no_grad():
         # The only label of each speaker, where all rows of a speaker share one.
-        highest_label = target.new_zeros(num_speakers).scatter_reduce(0, speaker_index, target, "amax")
+        highest_label = target.new_zeros(num_speakers).scatter_reduce(
+            0, speaker_index, target, "amax"
+        )
         model = _fit_classifiers(embeddings, highest_label, speaker_index, num_classes)
         bits, log_posterior, settings = model.measure_disclosure(target)
         if permutations:
             generator = torch.Generator().manual_seed(seed)
-            draws = (_permute_labels(target, speaker_index, highest_label, generator) for _ in range(permutations))
-            chance = torch.stack([model.measure_disclosure(draw)[0] for draw in draws]).clamp(min=0).mean()
+            draws = (
+                _permute_labels(target, speaker_index, highest_label, generator)
+                for _ in range(permutations)
+            )
+            chance = (
+                torch.stack([model.measure_disclosure(draw)[0] for draw in draws])
+                .clamp(min=0)
+                .mean()
+            )
         if confidence is not None and num_speakers < FEWEST_SPEAKERS:
             warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
         elif confidence is not None:
             group = speaker_index % min(num_speakers, _MOST_GROUPS)
             kept_rows = [group != left_out for left_out in range(int(group.amax()) + 1)]
-            replicates = [model.refit_on_rows(kept, settings).measure_disclosure(target[kept])[0] for kept in kept_rows]
-            # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
+            replicates = [
+                model.refit_on_rows(kept, settings).measure_disclosure(target[kept])[0]
+                for kept in kept_rows
+            ]
+            # More speakers make a better classifier: the mean of the replicates is no estimate of a
+            # bias.
             bounds = 0.0, math.log2(num_classes)
-            low, high = jackknife_interval(bits, torch.stack(replicates), confidence, *bounds, bias=0.0)
+            low, high = jackknife_interval(
+                bits, torch.stack(replicates), confidence, *bounds, bias=0.0
+            )
     accuracy = widen(log_posterior.argmax(1) == target).mean()
     majority = widen(count_values(target, num_classes)).amax() / len(target)
-    values = bits.clamp(min=0), low, high, chance, accuracy, majority, _label_entropy(target, num_classes)
+    values = (
+        bits.clamp(min=0),
+        low,
+        high,
+        chance,
+        accuracy,
+        majority,
+        _label_entropy(target, num_classes),
+    )
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
 def _index_labels(labels: Tensor, hashes: Tensor) -> tuple[int, Tensor]:
-    """Return the number of labels, and the label of each row as an index ``(N,)``, in the order of their hashes."""
+    """Return the number of labels, and the label of each row as an index ``(N,)``, in the order of
+    their hashes.
+    """
     names, index = labels.unique(return_inverse=True)
     return len(names), number_sets(sum_hashes(hashes, index, len(names)))[index]
 
 
-def _permute_labels(target: Tensor, speaker_index: Tensor, highest_label: Tensor, generator: torch.Generator) -> Tensor:
-    """Return labels permuted among speakers where each speaker has one label, otherwise within each speaker."""
+def _permute_labels(
+    target: Tensor, speaker_index: Tensor, highest_label: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Return labels permuted among speakers where each speaker has one label, otherwise within each
+    speaker.
+    """
     if bool((highest_label[speaker_index] == target).all()):
         # Drawn on the host, so that every device draws the same.
-        order = torch.randperm(len(highest_label), generator=generator, device="cpu").to(target.device)
+        order = torch.randperm(len(highest_label), generator=generator, device="cpu").to(
+            target.device
+        )
         return highest_label[order][speaker_index]
-    shuffled = torch.rand(len(target), generator=generator, device="cpu").to(target.device).argsort()
+    shuffled = (
+        torch.rand(len(target), generator=generator, device="cpu").to(target.device).argsort()
+    )
     shuffled = shuffled[speaker_index[shuffled].argsort(stable=True)]
     return torch.empty_like(target).scatter(0, speaker_index.argsort(stable=True), target[shuffled])
 
@@ -160,7 +206,9 @@ def _label_entropy(target: Tensor, num_classes: int) -> Tensor:
 def _fit_classifiers(
     embeddings: Tensor, highest_label: Tensor, speaker_index: Tensor, num_classes: int
 ) -> _CrossFittedClassifier:
-    """Return linear and kernel classifiers; speakers, sorted by their label, are assigned to the folds in turn."""
+    """Return linear and kernel classifiers; speakers, sorted by their label, are assigned to the
+    folds in turn.
+    """
     order = highest_label.argsort(stable=True)
     folds = torch.arange(len(order), device=order.device) % _MOST_FOLDS
     row_folds = torch.empty_like(order).scatter(0, order, folds)[speaker_index]
@@ -174,7 +222,9 @@ def _fit_classifiers(
         scale = centred.square().mean().sqrt().clamp(min=1e-12)
         # The column of ones is a penalised bias.
         features.append(torch.cat([centred / scale, torch.ones_like(rows[:, :1])], dim=1))
-    products = [_sum_products(each, each, row_folds, min(_MOST_FOLDS, len(order))) for each in features]
+    products = [
+        _sum_products(each, each, row_folds, min(_MOST_FOLDS, len(order))) for each in features
+    ]
     candidates = itertools.product(range(len(features)), _SHRINKAGES)
     return _CrossFittedClassifier(features, row_folds, products, candidates, num_classes)
 
@@ -182,8 +232,9 @@ def _fit_classifiers(
 class _CrossFittedClassifier:
     """Ridge classifiers fitted on all folds of speakers but one, for any labels of the same rows.
 
-    ``features``: design matrices ``(N, D)`` to choose from; ``products``: for each of them ``features.T @ features`` of
-    every fold, ``(K, D, D)``; ``candidates``: settings, of which each fold takes the one that is best on all others.
+    ``features``: design matrices ``(N, D)`` to choose from; ``products``: for each of them
+    ``features.T @ features`` of every fold, ``(K, D, D)``; ``candidates``: settings, of which each
+    fold takes the one that is best on all others.
     """
 
     def __init__(
@@ -194,10 +245,17 @@ class _CrossFittedClassifier:
         candidates: Iterable[Setting],
         num_classes: int,
     ) -> None:
-        self.features, self.row_folds, self.products, self.candidates = features, row_folds, products, tuple(candidates)
+        self.features, self.row_folds, self.products, self.candidates = (
+            features,
+            row_folds,
+            products,
+            tuple(candidates),
+        )
         self.num_folds, self.num_classes = len(products[0]), num_classes
         # (K, N), the rows that are not in a fold, on which its classifier is fitted
-        self.is_training = row_folds != torch.arange(self.num_folds, device=row_folds.device)[:, None]
+        self.is_training = (
+            row_folds != torch.arange(self.num_folds, device=row_folds.device)[:, None]
+        )
         self.factors = []
         for index, shrinkage in self.candidates:
             training = products[index].sum(0) - products[index]
@@ -206,24 +264,38 @@ class _CrossFittedClassifier:
             self.factors.append(torch.linalg.cholesky(training + shrinkage * scale * eye))
 
     def refit_on_rows(self, is_kept: Tensor, candidates: set[Setting]) -> _CrossFittedClassifier:
-        """Return classifiers fitted on the rows of a mask; each fold chooses among these candidates again."""
+        """Return classifiers fitted on the rows of a mask; each fold chooses among these candidates
+        again.
+        """
         products = []
         for total, features in zip(self.products, self.features, strict=True):
             removed = features[~is_kept]
-            products.append(total - _sum_products(removed, removed, self.row_folds[~is_kept], self.num_folds))
+            products.append(
+                total - _sum_products(removed, removed, self.row_folds[~is_kept], self.num_folds)
+            )
         kept = [features[is_kept] for features in self.features]
-        return _CrossFittedClassifier(kept, self.row_folds[is_kept], products, sorted(candidates), self.num_classes)
+        return _CrossFittedClassifier(
+            kept, self.row_folds[is_kept], products, sorted(candidates), self.num_classes
+        )
 
     def measure_disclosure(self, target: Tensor) -> tuple[Tensor, Tensor, set[Setting]]:
-        """Return the mutual information in bits, out-of-fold log-posteriors ``(N, C)``, and the settings chosen."""
+        """Return the mutual information in bits, out-of-fold log-posteriors ``(N, C)``, and the
+        settings chosen.
+        """
         labels = one_hot(target, self.num_classes).to(self.features[0].dtype)
-        products = [_sum_products(features, labels, self.row_folds, self.num_folds) for features in self.features]
+        products = [
+            _sum_products(features, labels, self.row_folds, self.num_folds)
+            for features in self.features
+        ]
         log_posteriors, costs = [], []
         for (index, _), factor in zip(self.candidates, self.factors, strict=True):
-            weights = torch.cholesky_solve(products[index].sum(0) - products[index], factor)  # (K, D, C)
+            # (K, D, C)
+            weights = torch.cholesky_solve(products[index].sum(0) - products[index], factor)
             scores = labels.new_zeros(labels.shape)
             for fold, weight in enumerate(weights):
-                scores[self.row_folds == fold] = self.features[index][self.row_folds == fold] @ weight
+                scores[self.row_folds == fold] = (
+                    self.features[index][self.row_folds == fold] @ weight
+                )
             log_posteriors.append(self._calibrate_across_folds(scores, labels))
             loss = -log_posteriors[-1].gather(1, target[:, None]).squeeze(1)
             costs.append((self.is_training * loss).sum(1) / self.is_training.sum(1))
@@ -235,15 +307,28 @@ class _CrossFittedClassifier:
         return _label_entropy(target, self.num_classes) - cross_entropy, log_posterior, chosen
 
     def _calibrate_across_folds(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return log-softmax of ``scale * score + bias``, both fitted on the held-out scores of the other folds."""
-        weights = (self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True))[:, None]  # (K, 1, N)
-        scores, labels, classes = scores.T / scores.std().clamp(min=1e-12), labels.T, labels.shape[1]  # (C, N)
+        """Return log-softmax of ``scale * score + bias``, both fitted on the held-out scores of the
+        other folds.
+        """
+        # (K, 1, N)
+        weights = (self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True))[
+            :, None
+        ]
+        # (C, N)
+        scores, labels, classes = (
+            scores.T / scores.std().clamp(min=1e-12),
+            labels.T,
+            labels.shape[1],
+        )
         theta = scores.new_zeros(self.num_folds, 1 + classes)
         ridge = 1e-3 * torch.eye(1 + classes, dtype=scores.dtype, device=scores.device)
         for _ in range(_NEWTON_STEPS):
             posterior = (theta[:, :1, None] * scores + theta[:, 1:, None]).softmax(1)  # (K, C, N)
             error, weighted = (posterior - labels) * weights, posterior * weights
-            gradient = torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1) + theta @ ridge
+            gradient = (
+                torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1)
+                + theta @ ridge
+            )
             centred = scores - (posterior * scores).sum(1, keepdim=True)
             cross = (weighted * centred).sum(2)
             hessian = ridge.expand(self.num_folds, -1, -1).clone()
@@ -261,4 +346,6 @@ class _CrossFittedClassifier:
 
 def _sum_products(features: Tensor, columns: Tensor, row_folds: Tensor, num_folds: int) -> Tensor:
     """Return ``features.T @ columns`` of each fold, ``(K, D, C)``."""
-    return torch.stack([features[row_folds == k].T @ columns[row_folds == k] for k in range(num_folds)])
+    return torch.stack(
+        [features[row_folds == k].T @ columns[row_folds == k] for k in range(num_folds)]
+    )

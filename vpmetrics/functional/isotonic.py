@@ -1,4 +1,6 @@
-"""Isotonic regression by pool adjacent violators, and the log-likelihood ratios it gives to scores."""
+"""Isotonic regression by pool adjacent violators, and the log-likelihood ratios it gives to
+scores.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,13 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
 
     Args:
         y: Real values of shape ``(..., n)``; leading dimensions are separate problems.
-        weights: Non-negative weights of the same shape, 1 when left out. An element of weight 0 takes the value of the
-            weighted element before it, or of the first one.
+        weights: Non-negative weights of the same shape, 1 when left out. An element of weight 0
+            takes the value of the weighted element before it, or of the first one.
 
     Returns:
-        Shape ``(..., n)``, float64 for float64 input and float32 otherwise; gradients flow to ``y`` through the
-        block means. NaN where ``y`` has a NaN anywhere in its row, or where every weight is zero.
+        Shape ``(..., n)``, float64 for float64 input and float32 otherwise; gradients flow to ``y``
+        through the block means. NaN where ``y`` has a NaN anywhere in its row, or where every
+        weight is zero.
 
     Example:
         >>> isotonic_regression(torch.tensor([1.0, 3.0, 2.0, 4.0]))
@@ -35,22 +38,30 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     """
     check_tensor("y", y)
     if y.is_complex() or y.dtype == torch.bool or y.dim() == 0:
-        raise TypeError(f"Expected `y` to be real and at least one-dimensional, but got {y.dtype} of {y.dim()}.")
+        raise TypeError(
+            f"Expected `y` to be real and at least one-dimensional, but got {y.dtype} of {y.dim()}."
+        )
     if weights is None:
         weights = torch.ones_like(y)
     else:
         check_tensor("weights", weights)
         check_shape("weights", weights, tuple(y.shape), "the shape of `y`")
         if bool((weights < 0).any()):
-            raise ValueError(f"Expected `weights` to be non-negative, but got {weights.min().item()}.")
-    # After division by a power of two no sum overflows. Only large weights are divided: small ones must not become 0.
+            raise ValueError(
+                f"Expected `weights` to be non-negative, but got {weights.min().item()}."
+            )
+    # After division by a power of two no sum overflows. Only large weights are divided: small ones
+    # must not become 0.
     scales = []
     for x in (y, weights):
         finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
         largest = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
         scales.append(power_of_two_near(largest, least=torch.finfo(largest.dtype).tiny))
     unit, peak = scales
-    values, masses = widen(y) / unit, widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
+    values, masses = (
+        widen(y) / unit,
+        widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1),
+    )
     blocks = number_pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
     weight = replace_by_block_sums(masses, blocks)
 
@@ -61,31 +72,45 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     rough = replace_by_rounded_means(values.detach())
     # The values minus a first mean are small, and so is the rounding of their sum.
     exact = torch.where(rough.isfinite(), rough + replace_by_rounded_means(values - rough), rough)
-    # Ascending in spite of rounding. Only rounding errors change here, so the correction has no gradient.
+    # Ascending in spite of rounding. Only rounding errors change here, so the correction has no
+    # gradient.
     fitted = exact + (exact.detach().cummax(-1).values - exact.detach()).nan_to_num(0)
-    return (fitted * unit).masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
+    return (
+        (fitted * unit)
+        .masked_fill(values.isnan().any(-1, keepdim=True), torch.nan)
+        .to(result_dtype(y))
+    )
 
 
 def pav_llr(
-    preds: Tensor, target: Tensor, laplace: bool = False, bandwidth: float | None = None, validate_args: bool = True
+    preds: Tensor,
+    target: Tensor,
+    laplace: bool = False,
+    bandwidth: float | None = None,
+    validate_args: bool = True,
 ) -> Tensor:
-    r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels, without the prior.
+    r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels, without
+    the prior.
 
     .. math:: \mathrm{LLR}_B = \ln\frac{T_B}{N_B} - \ln\frac{T}{N}
 
-    for each PAV block :math:`B` with :math:`T_B` of all :math:`T` targets and :math:`N_B` of all :math:`N`
-    non-targets. Equal scores share a block. Without Laplace's rule ``-inf`` and ``+inf`` are legal values.
+    for each PAV block :math:`B` with :math:`T_B` of all :math:`T` targets and :math:`N_B` of all
+    :math:`N` non-targets. Equal scores share a block. Without Laplace's rule ``-inf`` and ``+inf``
+    are legal values.
 
     Args:
-        preds: Scores in any shape and on any scale, higher = more alike; ``-inf`` and ``+inf`` are ordered too.
+        preds: Scores in any shape and on any scale, higher = more alike; ``-inf`` and ``+inf`` are
+            ordered too.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        laplace: Whether one label of each class is added below the lowest score and above the highest.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. The
-            surrogate's ratios are finite and have a gradient.
+        laplace: Whether one label of each class is added below the lowest score and above the
+            highest.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact. The surrogate's ratios are finite and have a gradient.
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Natural logarithms, in the shape of ``preds``; NaN with one warning where a class is missing.
+        Natural logarithms, in the shape of ``preds``; NaN with one warning where a class is
+        missing.
 
     Example:
         >>> pav_llr(torch.tensor([0.0, 2.0, 1.0, 3.0]), torch.tensor([0, 0, 1, 1]))
@@ -100,4 +125,6 @@ def pav_llr(
         llr = steps.laplace_llr() if laplace else steps.llr
         return interpolate_smoothed(grid, llr, scores).view(preds.shape).to(result_dtype(preds))
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
-    return make_finder(steps, [steps.laplace_llr() if laplace else steps.llr])(preds)[0].to(result_dtype(preds))
+    return make_finder(steps, [steps.laplace_llr() if laplace else steps.llr])(preds)[0].to(
+        result_dtype(preds)
+    )

@@ -1,4 +1,6 @@
-"""Local information disclosure: the bits that each single trial discloses (arXiv 2607.06259, 2026)."""
+"""Local information disclosure: the bits that each single trial discloses (arXiv 2607.06259,
+2026).
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,18 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
     .. math::
         \mathrm{LID}_i = \log_2 (N p_{i,t_i}), \qquad p_i = \mathrm{softmax}(w z_i)
 
-    with :math:`z_i` the scores of trial i against N references, standardised by their mean and population standard
-    deviation; equal scores have :math:`z = 0` and disclose 0 bits.
+    with :math:`z_i` the scores of trial i against N references, standardised by their mean and
+    population standard deviation; equal scores have :math:`z = 0` and disclose 0 bits.
 
     Args:
         scores: Floating tensor of shape ``(P, N)``, higher = more alike.
         target_index: Integer tensor of shape ``(P,)``, the column of the true speaker.
-        slope: The slope :math:`w`: a number, or one per trial of shape ``(P,)``. See ``fit_local_slope``.
+        slope: The slope :math:`w`: a number, or one per trial of shape ``(P,)``. See
+            ``fit_local_slope``.
 
     Returns:
-        Bits of shape ``(P,)``, at most :math:`\log_2 N`, below 0 where the trial misleads; float32 or wider.
-        Differentiable in the scores and the slope.
+        Bits of shape ``(P,)``, at most :math:`\log_2 N`, below 0 where the trial misleads; float32
+        or wider. Differentiable in the scores and the slope.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.7, 0.4, 1.1, 1.2, 0.4]])
@@ -39,14 +42,18 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
     """
     check_identification_shapes(scores, target_index)
     if slope is None:
-        raise TypeError("Expected `slope` to be a number or a tensor, but got None: see `fit_local_slope`.")
+        raise TypeError(
+            "Expected `slope` to be a number or a tensor, but got None: see `fit_local_slope`."
+        )
     check_slopes(slope, len(scores))
     z = standardize_scores(scores)
     slopes = torch.as_tensor(slope, dtype=z.dtype, device=z.device).reshape(-1, 1)
     return local_bits(z, z.gather(1, target_index.unsqueeze(1)), slopes).to(result_dtype(scores))
 
 
-def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> dict[str, Tensor]:
+def local_information_disclosure(
+    scores: Tensor, target_index: Tensor, slope: float | Tensor
+) -> dict[str, Tensor]:
     r"""Compute the summary of ``local_information`` over all trials.
 
     Args:
@@ -55,8 +62,8 @@ def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: fl
         slope: Slope of the softmax; fit it on other speakers than these, with ``fit_local_slope``.
 
     Returns:
-        Dict of scalars, float32 or wider, as :class:`vpmetrics.LocalInformationDisclosure` returns it. All NaN, with a
-        warning, for fewer than two references or no trial.
+        Dict of scalars, float32 or wider, as :class:`vpmetrics.LocalInformationDisclosure` returns
+        it. All NaN, with a warning, for fewer than two references or no trial.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6]])
@@ -70,13 +77,15 @@ def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: fl
 
 
 def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
-    """Fit the slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
+    """Fit the slope of a logistic regression of "is the true speaker" on standardised scores, on a
+    development set.
 
-    The regression weighs both classes equally. Where a threshold separates them, one more target at the nearest
-    non-target, and one more non-target at the nearest target, bound the slope.
+    The regression weighs both classes equally. Where a threshold separates them, one more target at
+    the nearest non-target, and one more non-target at the nearest target, bound the slope.
 
     Args:
-        scores: Floating tensor of shape ``(P, N)``, trials of other speakers than those the slope is applied to.
+        scores: Floating tensor of shape ``(P, N)``, trials of other speakers than those the slope
+            is applied to.
         target_index: Integer tensor of shape ``(P,)``, the column of the true speaker.
 
     Returns:
@@ -94,7 +103,9 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
     with torch.no_grad():
         z, column = standardize_scores(scores), target_index.unsqueeze(1)
         is_match = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, True)
-        slopes = fit_logistic_slopes(z, is_match, z.gather(1, column), torch.zeros_like(target_index), num_folds=1)
+        slopes = fit_logistic_slopes(
+            z, is_match, z.gather(1, column), torch.zeros_like(target_index), num_folds=1
+        )
         return slopes[0].to(result_dtype(scores))
 
 
@@ -106,12 +117,14 @@ def identify(
     scoring: Scoring = "cosine",
     slope: float | Tensor | None = None,
 ) -> Identification:
-    """Compute the rank histogram and local information of embeddings, each input scored against each reference.
+    """Compute the rank histogram and local information of embeddings, each input scored against
+    each reference.
 
-    References and protocols are those of ``rank_histogram``. Without a ``slope`` it is cross-fitted: the trials of each
-    speaker get the slope fitted on all other speakers, or, with more than 256 speakers, on nine of ten folds. With more
-    than half a million scores, slopes are fitted on the target scores and an evenly spaced part of the others, which
-    moves the mean by some 0.0001 bits.
+    References and protocols are those of ``rank_histogram``. Without a ``slope`` it is
+    cross-fitted: the trials of each speaker get the slope fitted on all other speakers, or, with
+    more than 256 speakers, on nine of ten folds. With more than half a million scores, slopes are
+    fitted on the target scores and an evenly spaced part of the others, which moves the mean by
+    some 0.0001 bits.
 
     Args:
         inputs: Floating tensor of shape ``(B, D)``.
@@ -122,14 +135,17 @@ def identify(
         slope: Slope of the softmax, or None to cross-fit it.
 
     Returns:
-        ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,), speakers (P,), rank_bits (P,), ...)``:
-        trials are the inputs whose speaker has a reference left. Bits are NaN for fewer than two references, or where a
-        slope is to be fitted and no other speaker has trials. The mean of ``rank_bits`` is MeanD.
+        ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,), speakers (P,),
+        rank_bits (P,), ...)``: trials are the inputs whose speaker has a reference left. Bits are
+        NaN for fewer than two references, or where a slope is to be fitted and no other speaker has
+        trials. The mean of ``rank_bits`` is MeanD.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
         >>> speakers = torch.arange(40) % 8
-        >>> inputs = torch.randn(8, 16, generator=generator)[speakers] + torch.randn(40, 16, generator=generator)
+        >>> inputs = torch.randn(8, 16, generator=generator)[speakers] + torch.randn(
+        ...     40, 16, generator=generator
+        ... )
         >>> identify(inputs, speakers).histogram
         tensor([38.,  2.,  0.,  0.,  0.,  0.,  0.,  0.])
     """
@@ -143,13 +159,16 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
 
     Args:
         bits: Floating tensor of shape ``(P,)``, local information of each trial.
-        linked: Boolean tensor of shape ``(P,)``, whether its true speaker strictly beats all others.
+        linked: Boolean tensor of shape ``(P,)``, whether its true speaker strictly beats all
+            others.
 
     Returns:
         What ``local_information_disclosure`` returns.
 
     Example:
-        >>> values = summarise_information(torch.tensor([2.0, -1.0]), linked=torch.tensor([True, False]))
+        >>> values = summarise_information(
+        ...     torch.tensor([2.0, -1.0]), linked=torch.tensor([True, False])
+        ... )
         >>> values["alid"], values["lid_pos"], values["link_rate"]
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
@@ -167,5 +186,10 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         "link_rate": widen(linked).mean(),
     }
     is_undefined = wide.isnan().any() | (count == 0)
-    warn_undefined("Local information needs two references, trials of two speakers, and numbers.", is_undefined)
-    return {name: torch.where(is_undefined, torch.nan, value).to(result_dtype(bits)) for name, value in values.items()}
+    warn_undefined(
+        "Local information needs two references, trials of two speakers, and numbers.", is_undefined
+    )
+    return {
+        name: torch.where(is_undefined, torch.nan, value).to(result_dtype(bits))
+        for name, value in values.items()
+    }

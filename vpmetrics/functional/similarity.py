@@ -1,7 +1,8 @@
 r"""Voice similarity matrices, de-identification and voice distinctiveness.
 
-Noé et al., "Speech pseudonymisation assessment using voice similarity matrices", Interspeech 2020; Noé et al.,
-"Towards a unified assessment framework of speech pseudonymisation", Computer Speech and Language 72, 2022.
+Noé et al., "Speech pseudonymisation assessment using voice similarity matrices", Interspeech 2020;
+Noé et al., "Towards a unified assessment framework of speech pseudonymisation", Computer Speech and
+Language 72, 2022.
 """
 
 from __future__ import annotations
@@ -32,20 +33,24 @@ def voice_similarity_matrix(
     utterances: Tensor | None = None,
     validate_args: bool = True,
 ) -> SimilarityMatrices:
-    r"""Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are, within and between original and
+    protected speech.
 
     .. math::
         \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
         \quad\text{(2022)}, \qquad
-        S(i, j) = \sigma\Bigl(\tfrac{1}{|\mathcal{L}_{ij}|} \sum_{l \in \mathcal{L}_{ij}} l\Bigr) \quad\text{(2020)}
+        S(i, j) = \sigma\Bigl(\tfrac{1}{|\mathcal{L}_{ij}|} \sum_{l \in \mathcal{L}_{ij}} l\Bigr)
+        \quad\text{(2020)}
 
-    over the log-likelihood ratios :math:`\mathcal{L}_{ij}` of the utterances of speaker i against those of speaker j,
-    PAV under Laplace's rule of each condition by itself. Every unordered pair of utterances is a trial within a side;
-    between the sides, every pair but an utterance and its own protected version.
+    over the log-likelihood ratios :math:`\mathcal{L}_{ij}` of the utterances of speaker i against
+    those of speaker j, PAV under Laplace's rule of each condition by itself. Every unordered pair
+    of utterances is a trial within a side; between the sides, every pair but an utterance and its
+    own protected version.
 
     Args:
         original: Embeddings ``(N, D)`` of the original speech, or None.
-        protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of ``original``, or None.
+        protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of
+            ``original``, or None.
         speakers: Speaker of each row, ``(N,)``; any integers.
         similarity: ``"geometric"``, the geometric mean of 2022, or ``"sigmoid"``, that of 2020.
         scoring: As in :class:`vpmetrics.VoiceSimilarityMatrix`.
@@ -54,8 +59,9 @@ def voice_similarity_matrix(
         validate_args: As there.
 
     Returns:
-        Named tuple ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers ascending. NaN where two
-        speakers have no trial, and everywhere, with one warning, where a condition cannot be calibrated.
+        Named tuple ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers ascending.
+        NaN where two speakers have no trial, and everywhere, with one warning, where a condition
+        cannot be calibrated.
 
     Example:
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -65,20 +71,28 @@ def voice_similarity_matrix(
     """
     check_choice("similarity", similarity, SIMILARITIES)
     check_bandwidth(bandwidth)
-    rows = pack_utterances(original, protected, speakers, utterances=utterances, validate_values=validate_args)
+    rows = pack_utterances(
+        original, protected, speakers, utterances=utterances, validate_values=validate_args
+    )
     with collect_warnings():
-        return compute_matrices(deduplicate_and_index(rows), similarity, resolve_scoring(scoring), bandwidth)
+        return compute_matrices(
+            deduplicate_and_index(rows), similarity, resolve_scoring(scoring), bandwidth
+        )
 
 
 def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
-    r"""Compute by how much the diagonal of a similarity matrix exceeds the rest (eq. 8 of the 2022 paper).
+    r"""Compute by how much the diagonal of a similarity matrix exceeds the rest (eq. 8 of the 2022
+    paper).
 
     .. math::
-        D_\mathrm{diag}(M) = \Bigl|\frac{1}{N} \sum_i M_{ii} - \frac{1}{N(N-1)} \sum_{j \ne k} M_{jk}\Bigr|
+        D_\mathrm{diag}(M) = \Bigl|\frac{1}{N} \sum_i M_{ii} - \frac{1}{N(N-1)} \sum_{j \ne k}
+        M_{jk}\Bigr|
 
     Args:
-        matrix: Similarities ``(S, S)``; NaN cells, where two speakers have no trial, are left out of the averages.
-        log_domain: Compare :math:`-\log_2 \mathrm{Sim}` instead, off the diagonal minus on it and with its sign.
+        matrix: Similarities ``(S, S)``; NaN cells, where two speakers have no trial, are left out
+            of the averages.
+        log_domain: Compare :math:`-\log_2 \mathrm{Sim}` instead, off the diagonal minus on it and
+            with its sign.
 
     Returns:
         Scalar, in [0, 1] or, in the log domain, in bits; NaN with fewer than two speakers.
@@ -99,15 +113,16 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
 def de_identification(oo: Tensor, op: Tensor) -> Tensor:
     r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities (eq. 9).
 
-    .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math:: \mathrm{DeID} = 1 -
+    \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     Args:
         oo: Similarities ``(S, S)`` within original speech.
         op: Similarities ``(S, S)`` between original and protected speech.
 
     Returns:
-        Scalar, 1.0 = 100 %, no dominance is left; 0 = none is lost. NaN with one warning where original speech has no
-        dominant diagonal.
+        Scalar, 1.0 = 100 %, no dominance is left; 0 = none is lost. NaN with one warning where
+        original speech has no dominant diagonal.
 
     Example:
         >>> de_identification(torch.eye(2), torch.tensor([[0.6, 0.5], [0.4, 0.5]]))
@@ -119,14 +134,16 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
 def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
     r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech (eq. 10).
 
-    .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math:: G_\mathrm{VD} = 10 \log_{10}
+    \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     Args:
         oo: Similarities ``(S, S)`` within original speech.
         pp: Similarities ``(S, S)`` within protected speech.
 
     Returns:
-        Scalar in dB: 0 = voices as distinct as before, below 0 a loss, -inf all voices alike. NaN with one warning
+        Scalar in dB: 0 = voices as distinct as before, below 0 a loss, -inf all voices alike. NaN
+            with one warning
         where original speech has no dominant diagonal.
 
     Example:
@@ -137,22 +154,27 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-    r"""Compute four ratios of D_ECE and minimum Cllr to those of original speech, on the scales of DeID and G_VD.
+    r"""Compute four ratios of D_ECE and minimum Cllr to those of original speech, on the scales of
+    DeID and G_VD.
 
     .. math::
-        D_\mathrm{ECE}^{(\mathrm{OP/OO})} = 1 - \frac{D_\mathrm{ECE}^{(\mathrm{OP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},
-        \quad C^{(\mathrm{OP/OO})} = \frac{C^{(\mathrm{OP})} - C^{(\mathrm{OO})}}{1 - C^{(\mathrm{OO})}},
-        \quad G_D = 10 \log_{10} \frac{D_\mathrm{ECE}^{(\mathrm{PP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},
+        D_\mathrm{ECE}^{(\mathrm{OP/OO})} = 1 -
+        \frac{D_\mathrm{ECE}^{(\mathrm{OP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}}, \quad
+        C^{(\mathrm{OP/OO})} = \frac{C^{(\mathrm{OP})} - C^{(\mathrm{OO})}}{1 - C^{(\mathrm{OO})}},
+        \quad
+        G_D = 10 \log_{10} \frac{D_\mathrm{ECE}^{(\mathrm{PP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},
         \quad G_C = 10 \log_{10} \frac{1 - C^{(\mathrm{PP})}}{1 - C^{(\mathrm{OO})}}
 
-    with the minimum Cllr for C (eq. 17 to 20). The paper prints OO for PP in the numerator of the last one.
+    with the minimum Cllr for C (eq. 17 to 20). The paper prints OO for PP in the numerator of the
+    last one.
 
     Args:
-        scalars: ``oo_d_ece``, ``op_d_ece``, ``pp_d_ece``, ``oo_min_cllr``, ``op_min_cllr``, ``pp_min_cllr``.
+        scalars: ``oo_d_ece``, ``op_d_ece``, ``pp_d_ece``, ``oo_min_cllr``, ``op_min_cllr``,
+            ``pp_min_cllr``.
 
     Returns:
-        ``d_ece_op_oo`` and ``cllr_op_oo``, 1.0 = full de-identification; ``g_d_ece`` and ``g_cllr`` in dB, 0 = voices
-        as distinct as before. NaN where original speech discloses nothing.
+        ``d_ece_op_oo`` and ``cllr_op_oo``, 1.0 = full de-identification; ``g_d_ece`` and ``g_cllr``
+        in dB, 0 = voices as distinct as before. NaN where original speech discloses nothing.
 
     Example:
         >>> values = {"oo_d_ece": 0.6, "op_d_ece": 0.3, "pp_d_ece": 0.06}

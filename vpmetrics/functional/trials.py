@@ -19,10 +19,11 @@ _ROWS_AT_ONCE = 1024  # of the score matrix, where all trials are returned
 
 
 class TrialBlocks(Sequence[tuple[Tensor, Tensor]]):
-    """Blocks of trials, each one scored when it is asked for: ``blocks[i]``, ``blocks[rank::world_size]``, or a loop.
+    """Blocks of trials, each one scored when it is asked for: ``blocks[i]``,
+    ``blocks[rank::world_size]``, or a loop.
 
-    A block holds the trials of some enrolment rows against all test rows: scores and labels ``(P,)``. The blocks do not
-    depend on the order of the utterances.
+    A block holds the trials of some enrolment rows against all test rows: scores and labels
+    ``(P,)``. The blocks do not depend on the order of the utterances.
     """
 
     def __init__(self, pairs: PairBlocks, row_ranges: Sequence[range], dtype: torch.dtype) -> None:
@@ -113,32 +114,36 @@ def trials(
     scoring: Scoring = "cosine",
     validate_args: bool = True,
 ) -> tuple[Tensor, Tensor] | TrialBlocks:
-    """Score the trials of a condition, for any metric with ``update(preds, target)``, torchmetrics' own included.
+    """Score the trials of a condition, for any metric with ``update(preds, target)``, torchmetrics'
+    own included.
 
-    Between two sides every pair of different recordings is a trial; within one side every unordered pair counts once.
-    Scores carry a gradient where the embeddings do.
+    Between two sides every pair of different recordings is a trial; within one side every unordered
+    pair counts once. Scores carry a gradient where the embeddings do.
 
     Args:
         original: Embeddings ``(N, D)`` of the original speech, or None.
-        protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of ``original``, or None.
+        protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of
+            ``original``, or None.
         speakers: Speaker of each row, ``(N,)``.
-        condition: ``"OO"``, ``"OP"`` or ``"PP"``: the enrolment side and the test side; with ``sessions`` also
-            ``"within"`` and ``"across"``.
-        block_rows: None returns all trials. A number returns an iterable of blocks, each of as many enrolment
-            utterances against all tests: memory then grows with the utterances, not with their pairs.
+        condition: ``"OO"``, ``"OP"`` or ``"PP"``: the enrolment side and the test side; with
+            ``sessions`` also ``"within"`` and ``"across"``.
+        block_rows: None returns all trials. A number returns an iterable of blocks, each of as many
+            enrolment utterances against all tests: memory then grows with the utterances, not with
+            their pairs.
         is_reference: Which rows are enrolled, ``(N,)``, for ``enrolment``.
         utterances: Recording of each row, ``(N,)``; copies of one count once.
         sessions: Session of each row, ``(N,)``.
         groups: Group of each row, ``(N,)``; pairs of two groups are no trials.
-        enrolment: None takes every utterance for enrolment and test. ``"utterance"`` compares tests with each of the
-            references, ``"speaker"`` with their mean per speaker.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, or a callable from embeddings ``(A, D)`` and ``(B, D)`` to
-            scores ``(A, B)``, higher = more alike.
+        enrolment: None takes every utterance for enrolment and test. ``"utterance"`` compares tests
+            with each of the references, ``"speaker"`` with their mean per speaker.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, or a callable from embeddings ``(A, D)``
+            and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         validate_args: Whether NaN and infinite embeddings raise; forces a GPU sync.
 
     Returns:
-        Scores ``(P,)`` and labels ``(P,)``, 1 = same speaker; with ``block_rows`` an iterable of such pairs, which has
-        a length and may be sliced, so that processes share the work: ``blocks[rank::world_size]``.
+        Scores ``(P,)`` and labels ``(P,)``, 1 = same speaker; with ``block_rows`` an iterable of
+        such pairs, which has a length and may be sliced, so that processes share the work:
+            ``blocks[rank::world_size]``.
 
     Example:
         >>> from vpmetrics import EqualErrorRate
@@ -171,9 +176,16 @@ def trials(
     with collect_warnings():
         data = deduplicate_and_index(columns)
         enrolment_side, test_side = data.sides(chosen, enrolment)
-    has_graph = torch.is_grad_enabled() and (columns.original.requires_grad or columns.protected.requires_grad)
+    has_graph = torch.is_grad_enabled() and (
+        columns.original.requires_grad or columns.protected.requires_grad
+    )
     pairs = PairBlocks(
-        enrolment_side, test_side, len(data.speakers), resolve_scoring(scoring), chosen, keep_digits=not has_graph
+        enrolment_side,
+        test_side,
+        len(data.speakers),
+        resolve_scoring(scoring),
+        chosen,
+        keep_digits=not has_graph,
     )
     if pairs.is_exact:
         pairs.round_and_keep_blocks()

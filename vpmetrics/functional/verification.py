@@ -1,4 +1,6 @@
-"""How well scores separate target from non-target trials: costs and error rates of speaker verification."""
+"""How well scores separate target from non-target trials: costs and error rates of speaker
+verification.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from vpmetrics._util.validation import check_positive, check_trials
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Compute the cost of taking scores as natural-log likelihood ratios (Brümmer and du Preez, 2006).
+    r"""Compute the cost of taking scores as natural-log likelihood ratios (Brümmer and du Preez,
+    2006).
 
     .. math::
         C_\mathrm{llr} = \frac{\langle \ln(1 + e^{-s}) \rangle_\mathrm{tar}
@@ -34,8 +37,8 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in bits, from 0; 1 without information, more where scores mislead. NaN with one warning where a class is
-        missing. Gradients flow to ``preds``.
+        Scalar in bits, from 0; 1 without information, more where scores mislead. NaN with one
+        warning where a class is missing. Gradients flow to ``preds``.
 
     Example:
         >>> import torch
@@ -46,37 +49,47 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
     return cllr_from_sums(*cllr_costs_and_sizes(preds, target)).to(result_dtype(preds))
 
 
-def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True) -> Tensor:
-    r"""Compute the least Cllr that an increasing map of the scores can reach: that of their PAV log-likelihood ratios.
+def min_cllr(
+    preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
+) -> Tensor:
+    r"""Compute the least Cllr that an increasing map of the scores can reach: that of their PAV
+    log-likelihood ratios.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact.
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in bits, from 0 (fully separated) to 1 (no information); NaN with one warning where a class is missing.
+        Scalar in bits, from 0 (fully separated) to 1 (no information); NaN with one warning where a
+        class is missing.
 
     Example:
         >>> import torch
         >>> min_cllr(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
-    return min_cllr_of_steps(count_by_score(preds, target, bandwidth, validate_args).ascending).to(result_dtype(preds))
+    return min_cllr_of_steps(count_by_score(preds, target, bandwidth, validate_args).ascending).to(
+        result_dtype(preds)
+    )
 
 
 def equal_error_rate(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> Tensor:
-    r"""Compute the error rate where misses and false alarms are equal, on the convex hull of the ROC.
+    r"""Compute the error rate where misses and false alarms are equal, on the convex hull of the
+    ROC.
 
-    It never exceeds 1/2, nor the rate of the ROC itself, which challenges print: see :func:`raw_equal_error_rate`.
+    It never exceeds 1/2, nor the rate of the ROC itself, which challenges print: see
+    :func:`raw_equal_error_rate`.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact.
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
@@ -87,16 +100,20 @@ def equal_error_rate(
         >>> equal_error_rate(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.2500)
     """
-    return eer_of_steps(count_by_score(preds, target, bandwidth, validate_args).ascending).to(result_dtype(preds))
+    return eer_of_steps(count_by_score(preds, target, bandwidth, validate_args).ascending).to(
+        result_dtype(preds)
+    )
 
 
 def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Compute the error rate where misses and false alarms are equal, on the ROC itself, not on its convex hull.
+    r"""Compute the error rate where misses and false alarms are equal, on the ROC itself, not on
+    its convex hull.
 
     .. math:: \mathrm{EER} = P(s_\mathrm{tar} < \theta) = P(s_\mathrm{non} > \theta)
 
-    The ROC is linear across a score that both classes have. The Voice Privacy Challenges of 2020 and 2022
-    rank by this rate; Kaldi's ``compute-eer`` rounds it up to the next whole number of targets.
+    The ROC is linear across a score that both classes have. The Voice Privacy Challenges of 2020
+    and 2022 rank by this rate; Kaldi's ``compute-eer`` rounds it up to the next whole number of
+    targets.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -104,12 +121,14 @@ def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = Tr
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in [0, 1], above 1/2 where scores rank targets below non-targets; NaN with one warning where a class is
-        missing.
+        Scalar in [0, 1], above 1/2 where scores rank targets below non-targets; NaN with one
+        warning where a class is missing.
 
     Example:
         >>> import torch
-        >>> raw_equal_error_rate(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
+        >>> raw_equal_error_rate(
+        ...     torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1])
+        ... )
         tensor(0.5000)
     """
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
@@ -140,7 +159,8 @@ def min_dcf(
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in [0, 1]: 1 is the cost of deciding by the prior alone. NaN with one warning where a class is missing.
+        Scalar in [0, 1]: 1 is the cost of deciding by the prior alone. NaN with one warning where a
+            class is missing.
 
     Example:
         >>> import torch
@@ -160,13 +180,15 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
 
     .. math::
         D_\mathrm{sys} = \sum_b p(b \mid \mathrm{tar}) \max\!\left(0,
-        2 \frac{r_b}{1 + r_b} - 1\right), \quad r_b = \frac{p(b \mid \mathrm{tar})}{p(b \mid \mathrm{non})}
+        2 \frac{r_b}{1 + r_b} - 1\right), \quad r_b = \frac{p(b \mid \mathrm{tar})}{p(b \mid
+        \mathrm{non})}
 
     over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores.
 
-    The code of the Voice Privacy Challenges integrates by the trapezoid rule, which drops half of the first and the
-    last bin, and so prints up to 0.04 less on score files of the challenge, 0.5 instead of 1 for separated classes.
-    What Vauquier et al. (2025) call linkability is another measure: :func:`reidentification_rate`.
+    The code of the Voice Privacy Challenges integrates by the trapezoid rule, which drops half of
+    the first and the last bin, and so prints up to 0.04 less on score files of the challenge, 0.5
+    instead of 1 for separated classes. What Vauquier et al. (2025) call linkability is another
+    measure: :func:`reidentification_rate`.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -174,8 +196,8 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in [0, 1], 1 = every target trial can be linked; NaN with one warning where a class is missing, targets
-        are fewer than ten, or scores are infinite or constant.
+        Scalar in [0, 1], 1 = every target trial can be linked; NaN with one warning where a class
+        is missing, targets are fewer than ten, or scores are infinite or constant.
 
     Example:
         >>> import torch
@@ -191,7 +213,8 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
 def tpr_at_fpr(
     preds: Tensor, target: Tensor, fpr: Sequence[float] = (0.01, 0.001), validate_args: bool = True
 ) -> dict[str, Tensor]:
-    """Compute the share of targets above the threshold at which a share ``fpr`` of the non-targets lies above.
+    """Compute the share of targets above the threshold at which a share ``fpr`` of the non-targets
+    lies above.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -200,8 +223,8 @@ def tpr_at_fpr(
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Dictionary ``tpr_at_1e-2``, ... of scalars; linear between the points of the ROC at a tie, NaN where fewer than
-        ten non-targets exceed the threshold.
+        Dictionary ``tpr_at_1e-2``, ... of scalars; linear between the points of the ROC at a tie,
+        NaN where fewer than ten non-targets exceed the threshold.
 
     Example:
         >>> import torch
@@ -209,14 +232,19 @@ def tpr_at_fpr(
         {'tpr_at_1e-1': tensor(0.5000)}
     """
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
-    return {rate_key(rate): tpr_at_fpr_of_steps(steps, rate).to(result_dtype(preds)) for rate in resolve_rates(fpr)}
+    return {
+        rate_key(rate): tpr_at_fpr_of_steps(steps, rate).to(result_dtype(preds))
+        for rate in resolve_rates(fpr)
+    }
 
 
 def resolve_rates(fpr: Sequence[float]) -> tuple[float, ...]:
     """Return rates as a tuple; raise unless all lie between 0 and 1."""
     rates = tuple(fpr) if isinstance(fpr, Sequence) and not isinstance(fpr, str) else ()
     if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
-        raise ValueError(f"Expected `fpr` to be a sequence of rates between 0 and 1, but got {fpr!r}.")
+        raise ValueError(
+            f"Expected `fpr` to be a sequence of rates between 0 and 1, but got {fpr!r}."
+        )
     return rates
 
 

@@ -1,7 +1,9 @@
-r"""ZEBRA: how many bits about identity the scores disclose, in expectation and at worst, of all and of each speaker.
+r"""ZEBRA: how many bits about identity the scores disclose, in expectation and at worst, of all and
+of each speaker.
 
-Nautsch et al., "The Privacy ZEBRA", Interspeech 2020; Noé et al., "Towards a unified assessment framework of speech
-pseudonymisation", Computer Speech and Language 72, 2022. Equation numbers are those of the latter.
+Nautsch et al., "The Privacy ZEBRA", Interspeech 2020; Noé et al., "Towards a unified assessment
+framework of speech pseudonymisation", Computer Speech and Language 72, 2022. Equation numbers are
+those of the latter.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from vpmetrics._scores.measures import (
     worst_laplace_evidence,
 )
 from vpmetrics._scores.score_counts import StepsOfBothSigns, count_by_score
-from vpmetrics._scores.speaker_disclosure import SpeakerDisclosure, TrialSideDisclosure, compute_disclosure_of_trials
+from vpmetrics._scores.speaker_disclosure import (
+    SpeakerDisclosure,
+    TrialSideDisclosure,
+    compute_disclosure_of_trials,
+)
 from vpmetrics._util.dtypes import result_dtype, widen
 from vpmetrics._util.scalar import TAG_LETTERS
 from vpmetrics._util.validation import (
@@ -43,33 +49,38 @@ def zebra_disclosure(
     r"""Compute expected and worst-case disclosure of calibrated scores (eq. 13 and section 5.2).
 
     .. math::
-        D_\mathrm{ECE} = \frac{\langle Z(l) \rangle_\mathrm{tar} + \langle Z(-l) \rangle_\mathrm{non}}{2 \ln 2},
-        \qquad l_w = \max |l'| / \ln 10
+        D_\mathrm{ECE} = \frac{\langle Z(l) \rangle_\mathrm{tar} + \langle Z(-l)
+        \rangle_\mathrm{non}}{2 \ln 2}, \qquad l_w = \max |l'| / \ln 10
 
-    with :math:`Z(l) = \frac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}`, the log-likelihood ratios :math:`l` of PAV, and
-    :math:`l'` those of PAV under Laplace's rule.
+    with :math:`Z(l) = \frac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}`, the log-likelihood ratios
+    :math:`l` of PAV, and :math:`l'` those of PAV under Laplace's rule.
 
-    The worst case grows with the number of trials: compare it between sets of one size only. Nor is it 0 where nothing
-    is disclosed: by Laplace's rule constant scores get tag A where the numbers of targets and non-targets differ.
+    The worst case grows with the number of trials: compare it between sets of one size only. Nor is
+    it 0 where nothing is disclosed: by Laplace's rule constant scores get tag A where the numbers
+    of targets and non-targets differ.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None
+            is exact.
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        ``d_ece`` in bits, from 0 (nothing disclosed) to 1 / (2 ln 2) = 0.7213; ``l_w`` as a base-10 logarithm;
-        ``tag``, its category, 0.0 to 6.0 (see :func:`zebra_tag`; -1 if undefined), floating as loggers want it;
-        ``d_ece_reversed``, the ``d_ece`` of the negated scores: an attacker may flip the sign.
-        NaN with one warning where a class is missing.
+        ``d_ece`` in bits, from 0 (nothing disclosed) to 1 / (2 ln 2) = 0.7213; ``l_w`` as a base-10
+        logarithm; ``tag``, its category, 0.0 to 6.0 (see :func:`zebra_tag`; -1 if undefined),
+        floating as loggers want it; ``d_ece_reversed``, the ``d_ece`` of the negated scores: an
+        attacker may flip the sign. NaN with one warning where a class is missing.
 
     Example:
         >>> preds = torch.tensor([0.0, 1.0, 2.0, 3.0])
         >>> zebra_disclosure(preds, target=torch.tensor([0, 1, 0, 1]))
-        {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1.), 'd_ece_reversed': tensor(0.)}
+        {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1.),
+         'd_ece_reversed': tensor(0.)}
     """
-    return zebra_of_both_signs(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
+    return zebra_of_both_signs(
+        count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds)
+    )
 
 
 def zebra_of_both_signs(steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -90,8 +101,8 @@ def zebra_tag(l_w: Tensor | float) -> str:
         l_w: Base-10 logarithm of the strongest evidence, a number or a tensor of one element.
 
     Returns:
-        ``"0"`` for 0, then ``"A"`` below 1, ``"B"`` 2, ``"C"`` 4, ``"D"`` 5, ``"E"`` 6, ``"F"`` from 6; ``"?"`` for
-        NaN.
+        ``"0"`` for 0, then ``"A"`` below 1, ``"B"`` 2, ``"C"`` 4, ``"D"`` 5, ``"E"`` 6, ``"F"``
+        from 6; ``"?"`` for NaN.
 
     Example:
         >>> zebra_tag(0.3), zebra_tag(torch.tensor(3.979))
@@ -102,18 +113,23 @@ def zebra_tag(l_w: Tensor | float) -> str:
 
 
 class ECEProfile(NamedTuple):
-    """Empirical cross-entropy in bits over the prior: of the prior, of calibrated scores, of the scores themselves."""
+    """Empirical cross-entropy in bits over the prior: of the prior, of calibrated scores, of the
+    scores themselves.
+    """
 
     prior: Tensor
     minimum: Tensor
     actual: Tensor
 
 
-def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_args: bool = True) -> ECEProfile:
+def ece_profile(
+    preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_args: bool = True
+) -> ECEProfile:
     r"""Compute the empirical cross-entropy at any prior (eq. 11 and 12).
 
     .. math::
-        \mathrm{ECE}(\pi) = \pi \langle -\log_2 \sigma(l + \operatorname{logit} \pi) \rangle_\mathrm{tar}
+        \mathrm{ECE}(\pi) =
+        \pi \langle -\log_2 \sigma(l + \operatorname{logit} \pi) \rangle_\mathrm{tar}
         + (1 - \pi) \langle -\log_2 \sigma(-l - \operatorname{logit} \pi) \rangle_\mathrm{non}
 
     Args:
@@ -123,8 +139,9 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        ``prior``, knowing the prior alone, ``minimum``, with scores calibrated by PAV, and ``actual``, with scores
-        taken as natural-log likelihood ratios, in the shape of ``prior_log_odds``.
+        ``prior``, knowing the prior alone, ``minimum``, with scores calibrated by PAV, and
+        ``actual``, with scores taken as natural-log likelihood ratios, in the shape of
+        ``prior_log_odds``.
 
     Example:
         >>> scores, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
@@ -133,7 +150,9 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     """
     check_floating("prior_log_odds", prior_log_odds)
     odds = widen(prior_log_odds.flatten())
-    minimum = minimum_cross_entropy(count_by_score(preds, target, validate_args=validate_args).ascending, odds)
+    minimum = minimum_cross_entropy(
+        count_by_score(preds, target, validate_args=validate_args).ascending, odds
+    )
     scores, is_target = widen(preds.flatten()), target.flatten().bool()
     # One prior at a time: all trials at all priors would not fit into memory.
     miss, false_alarm = (
@@ -152,21 +171,24 @@ def calibration_distortion(
     calibration: str = "linear",
     validate_args: bool = True,
 ) -> Tensor:
-    r"""Compute C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (eq. 15 and 16).
+    r"""Compute C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (eq. 15
+    and 16).
 
-    Where each run of the safeguard draws another secret, a calibration fitted on one run may mislead on the next.
+    Where each run of the safeguard draws another secret, a calibration fitted on one run may
+    mislead on the next.
 
     Args:
         preds: Scores of the attacked run.
         target: Their labels, 1 (same speaker) or 0 (different).
         fit_preds: Scores of the run that the attacker fits the calibration on.
         fit_target: Their labels.
-        calibration: ``"linear"``, the map ``a * s + b`` of least Cllr; or ``"isotonic"``, PAV under Laplace's rule,
-            its posterior interpolated between training scores and constant outside.
+        calibration: ``"linear"``, the map ``a * s + b`` of least Cllr; or ``"isotonic"``, PAV under
+            Laplace's rule, its posterior interpolated between training scores and constant outside.
         validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in bits, at most 0.7213: 0 is good, below 0 the calibration misleads. NaN with one warning where a class
+        Scalar in bits, at most 0.7213: 0 is good, below 0 the calibration misleads. NaN with one
+            warning where a class
         is missing in either run.
 
     Example:
@@ -177,7 +199,10 @@ def calibration_distortion(
     with collect_warnings():
         llr = transferred_llr(preds, target, fit_preds, fit_target, calibration, validate_args)
         bits = llr_disclosure(llr, target.flatten().bool())
-        warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.", bits.isnan())
+        warn_undefined(
+            "A calibration needs both kinds of trials in both runs, and numbers for scores.",
+            bits.isnan(),
+        )
     return bits.to(result_dtype(preds, fit_preds))
 
 
@@ -187,27 +212,31 @@ def speaker_disclosure(
     r"""Compute D_ECE and the strongest evidence of every speaker, calibrated on all trials.
 
     .. math::
-        D_s = \frac{\langle Z(l) \rangle_{\mathrm{tar}, s} + \langle Z(-l) \rangle_{\mathrm{non}, s}}{2 \ln 2}, \qquad
-        D_\mathrm{ECE} = \sum_s \frac{1}{2 \ln 2} \left( \frac{T_s}{T} \langle Z(l) \rangle_{\mathrm{tar}, s}
-        + \frac{N_s}{N} \langle Z(-l) \rangle_{\mathrm{non}, s} \right)
+        D_s = \frac{\langle Z(l) \rangle_{\mathrm{tar}, s} + \langle Z(-l) \rangle_{\mathrm{non},
+        s}}{2 \ln 2}, \qquad D_\mathrm{ECE} = \sum_s \frac{1}{2 \ln 2} \left( \frac{T_s}{T} \langle
+        Z(l) \rangle_{\mathrm{tar}, s} + \frac{N_s}{N} \langle Z(-l) \rangle_{\mathrm{non}, s}
+        \right)
 
-    with averages over the :math:`T_s` target and :math:`N_s` non-target trials of a speaker, and log-likelihood ratios
-    :math:`l` from PAV on all trials. A negative value is evidence for other speakers. Of the two speakers of a
-    non-target trial, ``enrolled`` counts it for the enrolment speaker, ``probed`` for the test speaker, and ``both``
-    for either, so that :math:`N` there is twice the number of these trials.
+    with averages over the :math:`T_s` target and :math:`N_s` non-target trials of a speaker, and
+    log-likelihood ratios :math:`l` from PAV on all trials. A negative value is evidence for other
+    speakers. Of the two speakers of a non-target trial, ``enrolled`` counts it for the enrolment
+    speaker, ``probed`` for the test speaker, and ``both`` for either, so that :math:`N` there is
+    twice the number of these trials.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        speakers: Enrolment and test speaker of each trial, two integer tensors of that shape, or one of shape
-            ``(2, ...)``.
+        speakers: Enrolment and test speaker of each trial, two integer tensors of that shape, or
+            one of shape ``(2, ...)``.
         validate_args: Whether values are validated (NaN, labels, speakers); forces a GPU sync.
 
     Returns:
-        ``SpeakerDisclosure(speakers (S,), enrolled, probed, both)``, and for each side ``(S,)`` each: ``of_targets``
-        and ``of_nontargets``, the halves of :math:`D_s` in bits, ``targets`` and ``nontargets``, the numbers of trials,
-        ``l_w``, the strongest evidence, ``d_ece``, :math:`D_s`, and ``contributions``, the terms of the sum. NaN where
-        a speaker has no such trials, and everywhere with one warning where a class is missing.
+        ``SpeakerDisclosure(speakers (S,), enrolled, probed, both)``, and for each side ``(S,)``
+        each: ``of_targets`` and ``of_nontargets``, the halves of :math:`D_s` in bits, ``targets``
+            and ``nontargets``, the numbers of trials,
+        ``l_w``, the strongest evidence, ``d_ece``, :math:`D_s`, and ``contributions``, the terms of
+        the sum. NaN where a speaker has no such trials, and everywhere with one warning where a
+        class is missing.
 
     Example:
         >>> preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
@@ -217,9 +246,18 @@ def speaker_disclosure(
         (tensor([4, 7]), tensor([0.0000, 0.7213]), tensor(0.3607))
     """
     check_trials(preds, target, validate_args)
-    check_speakers_of_trials(tuple(speakers) if isinstance(speakers, Tensor) else speakers, target, validate_args)
-    names, places = torch.stack([side.flatten().long() for side in speakers]).unique(return_inverse=True)
+    check_speakers_of_trials(
+        tuple(speakers) if isinstance(speakers, Tensor) else speakers, target, validate_args
+    )
+    names, places = torch.stack([side.flatten().long() for side in speakers]).unique(
+        return_inverse=True
+    )
     scores, is_target = preds.flatten(), target.flatten().bool()
-    disclosed = compute_disclosure_of_trials(collect_trial_scores(scores, is_target), scores, is_target, places, names)
-    sides = (TrialSideDisclosure(*(column.to(result_dtype(preds)) for column in side)) for side in disclosed[1:])
+    disclosed = compute_disclosure_of_trials(
+        collect_trial_scores(scores, is_target), scores, is_target, places, names
+    )
+    sides = (
+        TrialSideDisclosure(*(column.to(result_dtype(preds)) for column in side))
+        for side in disclosed[1:]
+    )
     return SpeakerDisclosure(disclosed.speakers, *sides)

@@ -1,4 +1,5 @@
-r"""Privacy in the training loop: measured in every validation, and weighed when a checkpoint is chosen.
+r"""Privacy in the training loop: measured in every validation, and weighed when a checkpoint is
+chosen.
 
 .. code-block:: python
 
@@ -9,11 +10,11 @@ r"""Privacy in the training loop: measured in every validation, and weighed when
         ],
     )
 
-``validation_step`` returns a dictionary with ``original``, ``protected`` and ``speakers``; that is all. The Trainer may
-be that of ``pytorch_lightning`` or that of ``lightning.pytorch``.
+``validation_step`` returns a dictionary with ``original``, ``protected`` and ``speakers``; that is
+all. The Trainer may be that of ``pytorch_lightning`` or that of ``lightning.pytorch``.
 
-The ``Trainer`` of Hugging Face's transformers needs no callback. Let the model return ``(original, protected)`` as its
-logits, name the speakers' column in ``label_names``, and pass this function:
+The ``Trainer`` of Hugging Face's transformers needs no callback. Let the model return ``(original,
+protected)`` as its logits, name the speakers' column in ``label_names``, and pass this function:
 
 .. code-block:: python
 

@@ -1,4 +1,6 @@
-"""A callback that keeps the checkpoint of best utility within a budget of disclosure, and the last one."""
+"""A callback that keeps the checkpoint of best utility within a budget of disclosure, and the last
+one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._scores.registry import CI_SUFFIXES, Scalar, scalar
-from vpmetrics._util.scalar import PERCENT, closest_or_known_names, last_component, strip_loader_suffix
+from vpmetrics._util.scalar import (
+    PERCENT,
+    closest_or_known_names,
+    last_component,
+    strip_loader_suffix,
+)
 from vpmetrics._util.validation import check_confidence
 from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
 from vpmetrics.lightning.trainers import (
@@ -26,8 +33,21 @@ from vpmetrics.lightning.trainers import (
     warn_of_spawned_processes,
 )
 
-_REJECTED = ("monitor", "save_top_k", "every_n_train_steps", "train_time_interval", "enable_version_counter")
-_FAMILIES_AFTER_ATTACKS = ("headline", "attack", "attack_limit", "attacked_population", "conversation", "found")
+_REJECTED = (
+    "monitor",
+    "save_top_k",
+    "every_n_train_steps",
+    "train_time_interval",
+    "enable_version_counter",
+)
+_FAMILIES_AFTER_ATTACKS = (
+    "headline",
+    "attack",
+    "attack_limit",
+    "attacked_population",
+    "conversation",
+    "found",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +65,13 @@ class Validation:
 
     Example:
         >>> row = Validation(
-        ...     epoch=3, step=400, privacy=0.04, low=0.02, high=0.06, utility=1.5, is_within_budget=True
+        ...     epoch=3,
+        ...     step=400,
+        ...     privacy=0.04,
+        ...     low=0.02,
+        ...     high=0.06,
+        ...     utility=1.5,
+        ...     is_within_budget=True,
         ... )
         >>> row.privacy
         0.04
@@ -61,44 +87,50 @@ class Validation:
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
-    r"""Save the checkpoint of best utility among those within a budget of disclosure, and the last one.
+    r"""Save the checkpoint of best utility among those within a budget of disclosure, and the last
+    one.
 
-    After every validation a logged disclosure is compared with ``budget``. Of the epochs within the budget the one of
-    best utility is on disk, at ``best_model_path``; ``trainer.test(ckpt_path="best")`` loads it. Where no epoch is
-    within the budget, there is no best one, and the end of the training warns. The weights of the last validation are
-    in ``last.ckpt``. Loggers get a figure of utility over disclosure, ``val_figures/privacy/disclosure/utility``.
+    After every validation a logged disclosure is compared with ``budget``. Of the epochs within the
+    budget the one of best utility is on disk, at ``best_model_path``;
+    ``trainer.test(ckpt_path="best")`` loads it. Where no epoch is within the budget, there is no
+    best one, and the end of the training warns. The weights of the last validation are in
+    ``last.ckpt``. Loggers get a figure of utility over disclosure,
+    ``val_figures/privacy/disclosure/utility``.
 
-    An estimate from few speakers may be within the budget by luck; the best of many estimates usually is. With
-    ``confidence`` the upper end of the interval is compared instead, which ``PrivacyMonitor(intervals=confidence)``
-    logs. Name a disclosure to attackers, ``disclosure`` or ``found_in_100``; for a disclosure to plain comparison a
-    warning is given.
+    An estimate from few speakers may be within the budget by luck; the best of many estimates
+    usually is. With ``confidence`` the upper end of the interval is compared instead, which
+    ``PrivacyMonitor(intervals=confidence)`` logs. Name a disclosure to attackers, ``disclosure`` or
+    ``found_in_100``; for a disclosure to plain comparison a warning is given.
 
-    An epoch is chosen only if its own weights were measured: not after further training steps, and not where
-    :class:`PrivacyMonitor` measured nothing. Where the disclosure or the utility is not finite, the epoch is not
-    eligible, and the first time a warning is given.
+    An epoch is chosen only if its own weights were measured: not after further training steps, and
+    not where :class:`PrivacyMonitor` measured nothing. Where the disclosure or the utility is not
+    finite, the epoch is not eligible, and the first time a warning is given.
 
-    Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``; to both it is a
-    ``ModelCheckpoint``. Strategies that spawn processes are not supported.
+    Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``; to both
+    it is a ``ModelCheckpoint``. Strategies that spawn processes are not supported.
 
     Args:
         privacy: Name of the logged disclosure, of which less is better.
-        budget: Largest value allowed, in the unit of ``privacy``: bits for ``disclosure``, a share for
-            ``found_in_100`` (0.05 for 5 %).
+        budget: Largest value allowed, in the unit of ``privacy``: bits for ``disclosure``, a share
+            for ``found_in_100`` (0.05 for 5 %).
         utility: Name of the logged utility.
         mode: ``"min"`` or ``"max"``, which utility is better.
         dirpath: Folder of the checkpoints, as in ``ModelCheckpoint``.
         filename: Name of the best one, as in ``ModelCheckpoint``.
-        confidence: Confidence level of the interval whose upper end is compared, such as 0.95; None compares the
-            estimate.
-        kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``save_top_k``, ``every_n_train_steps``,
-            ``train_time_interval`` and ``enable_version_counter``. ``save_last`` is True unless it is given.
+        confidence: Confidence level of the interval whose upper end is compared, such as 0.95; None
+            compares the estimate.
+        kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``save_top_k``,
+            ``every_n_train_steps``, ``train_time_interval`` and ``enable_version_counter``.
+            ``save_last`` is True unless it is given.
 
     Attributes:
         history: One :class:`Validation` for every validation that measured the disclosure.
         chosen: The one that ``best_model_path`` holds, or None.
 
     Example:
-        >>> checkpoint = PrivacyCheckpoint(privacy="val/privacy/found_in_100", budget=0.05, utility="val/wer")
+        >>> checkpoint = PrivacyCheckpoint(
+        ...     privacy="val/privacy/found_in_100", budget=0.05, utility="val/wer"
+        ... )
         >>> checkpoint.budget, checkpoint.chosen
         (0.05, None)
     """
@@ -119,8 +151,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         for name in _REJECTED:
             if kwargs.get(name) is not None:
                 raise TypeError(
-                    f"Expected no `{name}`: PrivacyCheckpoint saves the best and the last of what validations "
-                    "measured, `privacy` and `utility`. `Trainer(val_check_interval=...)` sets how often."
+                    f"Expected no `{name}`: PrivacyCheckpoint saves the best and the last of what"
+                    " validations measured, `privacy` and `utility`."
+                    " `Trainer(val_check_interval=...)` sets how often."
                 )
         _check_name("privacy", privacy)
         _check_name("utility", utility)
@@ -147,7 +180,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     @property
     def state_key(self) -> str:
-        """Name of this callback's state in a checkpoint; two in one Trainer differ in one of these."""
+        """Name of this callback's state in a checkpoint; two in one Trainer differ in one of
+        these.
+        """
         return self._generate_state_key(
             privacy=self.privacy,
             budget=self.budget,
@@ -159,7 +194,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     # Validation of names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the names; warn if the budget limits a disclosure to an attacker without a fitted map."""
+        """Check the names; warn if the budget limits a disclosure to an attacker without a fitted
+        map.
+        """
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
@@ -169,29 +206,36 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         entry = _find_scalar(self.privacy)
         if entry is not None and entry.family not in _FAMILIES_AFTER_ATTACKS:
             rank_zero_warn(
-                f"PrivacyCheckpoint limits {self.privacy!r}: disclosure to an attacker who compares untransformed "
-                "embeddings. An attacker who transforms them may learn far more: limit 'val/privacy/disclosure'.",
+                f"PrivacyCheckpoint limits {self.privacy!r}: disclosure to an attacker who compares"
+                " untransformed embeddings. An attacker who transforms them may learn far more:"
+                " limit 'val/privacy/disclosure'.",
                 UserWarning,
             )
 
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
-        """Raise where the monitor does not log a name with its prefix, or logs intervals of another confidence."""
+        """Raise where the monitor does not log a name with its prefix, or logs intervals of another
+        confidence.
+        """
         for name in map(strip_loader_suffix, self._required_names):
             if not monitor.owns_name(name) or name in monitor.logged_names:
                 continue
             hint = closest_or_known_names(name, monitor.logged_names)
             if name == strip_loader_suffix(self._limited_name) != strip_loader_suffix(self.privacy):
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
-            raise ValueError(f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. {hint}")
+            raise ValueError(
+                f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. {hint}"
+            )
         is_logged_by_it = strip_loader_suffix(self.privacy) in monitor.logged_names
         if self.confidence is not None and is_logged_by_it and monitor.intervals != self.confidence:
             raise ValueError(
-                f"Expected `confidence` to be that of the intervals PrivacyMonitor logs, {monitor.intervals}, but "
-                f"got {self.confidence}."
+                "Expected `confidence` to be that of the intervals PrivacyMonitor logs,"
+                f" {monitor.intervals}, but got {self.confidence}."
             )
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save after a validation; in the sanity check only raise, or warn, on names that are not logged."""
+        """Save after a validation; in the sanity check only raise, or warn, on names that are not
+        logged.
+        """
         if trainer.sanity_checking:
             self._check_names_in_sanity_check(trainer)
         else:
@@ -200,7 +244,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         super().on_validation_end(trainer, pl_module)
 
     def _check_names_in_sanity_check(self, trainer: Any) -> None:
-        names_of_monitors = {name for monitor in find_monitors(trainer) for name in monitor.logged_names}
+        names_of_monitors = {
+            name for monitor in find_monitors(trainer) for name in monitor.logged_names
+        }
         suffixes = loader_suffixes(trainer).values()
         logged = set(trainer.callback_metrics)
         logged.update(f"{name}{suffix}" for name in names_of_monitors for suffix in suffixes)
@@ -229,7 +275,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 if name not in monitor_candidates:
                     raise ValueError(self._describe_missing(trainer, name, set(monitor_candidates)))
             validation = self._read_validation(monitor_candidates)
-            # All processes must choose the same one, also where one of them has logged a value of its own.
+            # All processes must choose the same one, also where one of them has logged a value of
+            # its own.
             validation = trainer.strategy.broadcast(validation)
             self.history.append(validation)
             self._has_new_points = True
@@ -238,10 +285,13 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             if validation.is_within_budget and math.isfinite(validation.utility):
                 monitor_candidates[self.utility] = torch.tensor(validation.utility)
                 super()._save_topk_checkpoint(trainer, monitor_candidates)
-        # Lightning writes the last checkpoint only after a step of which something was saved. It is due in any case.
+        # Lightning writes the last checkpoint only after a step of which something was saved. It is
+        # due in any case.
         self._last_global_step_saved = trainer.global_step
 
-    def _update_best_and_save(self, current: Tensor, trainer: Any, monitor_candidates: dict[str, Tensor]) -> None:
+    def _update_best_and_save(
+        self, current: Tensor, trainer: Any, monitor_candidates: dict[str, Tensor]
+    ) -> None:
         # Before saving, because the file also holds this state.
         self.chosen = self.history[-1]
         super()._update_best_and_save(current, trainer, monitor_candidates)
@@ -281,18 +331,20 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._has_warned_of_nan = True
         described = ", ".join(f"{name} is {value:.3g}" for name, value in value_of_name.items())
         rank_zero_warn(
-            f"PrivacyCheckpoint cannot choose epoch {validation.epoch}: {described}. Further epochs of this kind are "
-            "left out without a warning.",
+            f"PrivacyCheckpoint cannot choose epoch {validation.epoch}: {described}. Further epochs"
+            " of this kind are left out without a warning.",
             UserWarning,
         )
 
     def _forget_chosen_if_missing(self, trainer: Any) -> None:
-        """Notice that the chosen checkpoint was removed, so that no attribute names a file that is not there."""
+        """Notice that the chosen checkpoint was removed, so that no attribute names a file that is
+        not there.
+        """
         if self.chosen is None or self.file_exists(self.best_model_path, trainer):
             return
         rank_zero_warn(
-            f"PrivacyCheckpoint no longer finds its best checkpoint, {self.best_model_path}, of epoch "
-            f"{self.chosen.epoch}. It chooses among later epochs only.",
+            f"PrivacyCheckpoint no longer finds its best checkpoint, {self.best_model_path}, of"
+            f" epoch {self.chosen.epoch}. It chooses among later epochs only.",
             UserWarning,
         )
         self.chosen = None
@@ -316,20 +368,28 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._forget_chosen_if_missing(trainer)
         self._draw_history(trainer)
         if not self.history:
-            rank_zero_warn("PrivacyCheckpoint chose nothing: no epoch has all the values it monitors.", UserWarning)
+            rank_zero_warn(
+                "PrivacyCheckpoint chose nothing: no epoch has all the values it monitors.",
+                UserWarning,
+            )
         elif not any(validation.is_within_budget for validation in self.history):
             finite = [row for row in self.history if math.isfinite(row.privacy)]
             closest = min(finite, key=lambda row: row.privacy, default=self.history[-1])
             rank_zero_warn(
-                f"No epoch is within the budget of {self.budget:g} for {self._limited_name}, so there is no best "
-                f"checkpoint. The least {self.privacy} was {closest.privacy:.3g}, in epoch {closest.epoch}.",
+                f"No epoch is within the budget of {self.budget:g} for {self._limited_name}, so"
+                f" there is no best checkpoint. The least {self.privacy} was {closest.privacy:.3g},"
+                f" in epoch {closest.epoch}.",
                 UserWarning,
             )
 
     def _draw_history(self, trainer: Any) -> None:
-        """Write the figure of utility over disclosure, if validations were added since the last one."""
+        """Write the figure of utility over disclosure, if validations were added since the last
+        one.
+        """
         # A monitor has warned of a missing matplotlib.
-        writers = figure_writers(trainer) if self._has_new_points and find_spec("matplotlib") else []
+        writers = (
+            figure_writers(trainer) if self._has_new_points and find_spec("matplotlib") else []
+        )
         self._has_new_points = False
         if not writers:
             return
@@ -343,13 +403,24 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             rows.append((f"chosen, epoch {self.chosen.epoch}", self.chosen))
         points = []
         for label, row in rows:
-            scalars = {key: row.privacy, f"{key}{CI_SUFFIXES[0]}": row.low, f"{key}{CI_SUFFIXES[1]}": row.high}
+            scalars = {
+                key: row.privacy,
+                f"{key}{CI_SUFFIXES[0]}": row.low,
+                f"{key}{CI_SUFFIXES[1]}": row.high,
+            }
             points.append((label, scalars, row.utility))
         (ax,) = CARD.make_axes()
-        figure, _ = draw_utility(points, self.utility, self.mode == "min", ax, key=key, budget=self.budget)
-        # The step of the scalars of the last validation: at the end of an epoch the Trainer has counted further.
+        figure, _ = draw_utility(
+            points, self.utility, self.mode == "min", ax, key=key, budget=self.budget
+        )
+        # The step of the scalars of the last validation: at the end of an epoch the Trainer has
+        # counted further.
         for write in writers:
-            write(f"{suffix_first_component(self.privacy, '_figures')}/utility", figure, self._logged_at_step)
+            write(
+                f"{suffix_first_component(self.privacy, '_figures')}/utility",
+                figure,
+                self._logged_at_step,
+            )
 
     # Resumed runs
 
@@ -362,7 +433,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Decide whether to load the state: not where weights are loaded only for a test after a training."""
+        """Decide whether to load the state: not where weights are loaded only for a test after a
+        training.
+        """
         self._is_resuming = trainer.state.fn == "fit" or not self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -370,7 +443,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if self._is_resuming:
             super().load_state_dict(state_dict)
             self.history = [Validation(**row) for row in state_dict["history"]]
-            self.chosen = None if state_dict["chosen"] is None else Validation(**state_dict["chosen"])
+            self.chosen = (
+                None if state_dict["chosen"] is None else Validation(**state_dict["chosen"])
+            )
             if self.chosen is not None:
                 # Also from another folder, where Lightning would let any later epoch replace it.
                 self.best_model_score = torch.tensor(self.chosen.utility)
@@ -386,7 +461,9 @@ def insert_before_loader_suffix(name: str, suffix: str) -> str:
 
 
 def _find_scalar(name: str) -> Scalar | None:
-    """Return the entry of the registry for a logged name; None where this package has no scalar of that name."""
+    """Return the entry of the registry for a logged name; None where this package has no scalar of
+    that name.
+    """
     try:
         return scalar(last_component(name))
     except KeyError:
@@ -395,21 +472,28 @@ def _find_scalar(name: str) -> Scalar | None:
 
 def _check_name(argument: str, name: Any) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"Expected `{argument}` to be the name of a logged value, but got {name!r}.")
+        raise TypeError(
+            f"Expected `{argument}` to be the name of a logged value, but got {name!r}."
+        )
 
 
 def _check_budget(privacy: str, budget: Any) -> None:
     """Raise where a budget is no number, or limits a value of which less is not better."""
     is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
     if not is_number or not 0 <= budget < math.inf:
-        raise ValueError(f"Expected `budget` to be a finite number of at least 0, but got {budget!r}.")
+        raise ValueError(
+            f"Expected `budget` to be a finite number of at least 0, but got {budget!r}."
+        )
     entry = _find_scalar(privacy)
     if entry is None:
         return
     if entry.direction != "low":
         raise ValueError(
-            "Expected `privacy` to name a disclosure, of which less is better, such as 'val/privacy/disclosure', but "
-            f"got {privacy!r}."
+            "Expected `privacy` to name a disclosure, of which less is better, such as"
+            f" 'val/privacy/disclosure', but got {privacy!r}."
         )
     if entry.unit == PERCENT and budget > 1:
-        raise ValueError(f"Expected `budget` to be a share, such as 0.05 for 5 %, but got {budget!r} for {privacy!r}.")
+        raise ValueError(
+            f"Expected `budget` to be a share, such as 0.05 for 5 %, but got {budget!r} for"
+            f" {privacy!r}."
+        )

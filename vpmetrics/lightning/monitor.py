@@ -18,14 +18,26 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._scores.registry import CI_SUFFIXES, add_interval_keys, required_families, scalar, scalar_keys
+from vpmetrics._scores.registry import (
+    CI_SUFFIXES,
+    add_interval_keys,
+    required_families,
+    scalar,
+    scalar_keys,
+)
 from vpmetrics._util.distributed import raise_on_all_ranks
 from vpmetrics._util.dtypes import read_numbers
 from vpmetrics._util.scalar import check_scalar_names, strip_loader_suffix
 from vpmetrics._util.validation import check_whole_number
 from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics.attributes import AttributeDisclosure
-from vpmetrics.lightning.step_outputs import SIDES, Keys, freeze_encoders, read_unskipped_outputs, resolve_keys
+from vpmetrics.lightning.step_outputs import (
+    SIDES,
+    Keys,
+    freeze_encoders,
+    read_unskipped_outputs,
+    resolve_keys,
+)
 from vpmetrics.lightning.trainers import (
     CallbackBase,
     figure_writers,
@@ -51,61 +63,67 @@ _EXPENSIVE_FAMILIES = frozenset(
 class PrivacyMonitor(CallbackBase):
     r"""Measure privacy in every validation of a ``Trainer``, log it, and draw it.
 
-    ``validation_step`` (and ``test_step``) returns a dictionary that holds, besides anything else, the embeddings of a
-    batch before and after protection, and the speakers. The monitor accumulates them in a
-    :class:`vpmetrics.VoicePrivacy` and logs its scalars, so that the progress bar, ``EarlyStopping`` and
-    ``ModelCheckpoint(monitor="val/privacy/disclosure")`` see them: as ``<prefix>/<key>`` those of the whole system, and
-    as ``<prefix>_conditions/<key>`` those of one condition, such as ``op_d_ece``. In ``trainer.test`` a prefix that
-    begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several dataloaders are
-    measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do. TensorBoard, Weights &
-    Biases, MLflow and Comet get figures, as ``val_figures/privacy/<figure>``.
+    ``validation_step`` (and ``test_step``) returns a dictionary that holds, besides anything else,
+    the embeddings of a batch before and after protection, and the speakers. The monitor accumulates
+    them in a :class:`vpmetrics.VoicePrivacy` and logs its scalars, so that the progress bar,
+    ``EarlyStopping`` and ``ModelCheckpoint(monitor="val/privacy/disclosure")`` see them: as
+    ``<prefix>/<key>`` those of the whole system, and as ``<prefix>_conditions/<key>`` those of one
+    condition, such as ``op_d_ece``. In ``trainer.test`` a prefix that begins with ``val`` begins
+    with ``test`` instead; any other gets ``test/`` before it. Several dataloaders are measured one
+    by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do. TensorBoard,
+    Weights & Biases, MLflow and Comet get figures, as ``val_figures/privacy/<figure>``.
 
-    Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``. Under a distributed
-    strategy every process logs the value of all processes together; strategies that spawn are not supported. A
-    distributed sampler repeats utterances to fill its last batch: return ``utterances``, so that they count once. The
-    sanity check finds mistakes in what a step returns, and is neither logged nor kept.
+    Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``. Under a
+    distributed strategy every process logs the value of all processes together; strategies that
+    spawn are not supported. A distributed sampler repeats utterances to fill its last batch: return
+    ``utterances``, so that they count once. The sanity check finds mistakes in what a step returns,
+    and is neither logged nor kept.
 
     In an epoch that is not measured nothing is logged, and former values are removed from
-    ``trainer.callback_metrics``. ``EarlyStopping`` and :class:`PrivacyCheckpoint` pass over such an epoch.
-    ``ModelCheckpoint`` and a scheduler that monitor one of these names need the same frequency. The Trainer's profiler
-    shows the time as ``[Callback]PrivacyMonitor.embed``, ``.compute`` and ``.figures``.
+    ``trainer.callback_metrics``. ``EarlyStopping`` and :class:`PrivacyCheckpoint` pass over such an
+    epoch. ``ModelCheckpoint`` and a scheduler that monitor one of these names need the same
+    frequency. The Trainer's profiler shows the time as ``[Callback]PrivacyMonitor.embed``,
+    ``.compute`` and ``.figures``.
 
     Args:
         prefix: First part of the names of the logged scalars.
-        keys: Keys of ``original``, ``protected``, ``speakers`` and, if returned, ``utterances``, ``sessions`` and
-            ``groups`` in a step's dictionary: three to six names in this order. Or a dictionary from these, from
-            ``is_reference`` and from ``lengths`` to their keys. Or a function from what the step returned to a tuple
-            of these values, to a dictionary of the arguments of ``VoicePrivacy.update``, or to None for a batch that
-            does not count.
-        metrics: ``"headline"``, ``"all"`` or the keys to log, as in :class:`vpmetrics.VoicePrivacy`. Other keys are
-            neither computed nor drawn.
-        suite: The :class:`vpmetrics.VoicePrivacy` to measure with, in place of the default one. It has its own
-            ``metrics`` and ``intervals``.
+        keys: Keys of ``original``, ``protected``, ``speakers`` and, if returned, ``utterances``,
+            ``sessions`` and ``groups`` in a step's dictionary: three to six names in this order. Or
+            a dictionary from these, from ``is_reference`` and from ``lengths`` to their keys. Or a
+            function from what the step returned to a tuple of these values, to a dictionary of the
+            arguments of ``VoicePrivacy.update``, or to None for a batch that does not count.
+        metrics: ``"headline"``, ``"all"`` or the keys to log, as in
+            :class:`vpmetrics.VoicePrivacy`. Other keys are neither computed nor drawn.
+        suite: The :class:`vpmetrics.VoicePrivacy` to measure with, in place of the default one. It
+            has its own ``metrics`` and ``intervals``.
         intervals: Confidence level, such as 0.95: also logs ``<key>_low`` and ``<key>_high``.
         every_n_epochs: Epochs from one measurement to the next.
-        report_every_n_epochs: Epochs from one measurement of everything to the next. Between them only the cheap keys
-            are logged: those that need neither an attack nor conversations. Attributes and figures belong to reports.
-        figures_every_n_epochs: Epochs from one set of figures to the next, besides the first and the last report; None
-            for none.
-        encoder: The attacker's speaker encoder, see :func:`vpmetrics.audio.as_encoder`. With it, ``original`` and
-            ``protected`` are audio: tensors ``(B, ..., T)``, or lists of tensors ``(..., T)`` that are each as long as
-            their utterance. Padded tensors need ``lengths`` in ``keys``, integers ``(B,)``. The encoder is frozen, kept
-            in evaluation mode, and moved to the device of the module. Original speech of the validation before is not
+        report_every_n_epochs: Epochs from one measurement of everything to the next. Between them
+            only the cheap keys are logged: those that need neither an attack nor conversations.
+            Attributes and figures belong to reports.
+        figures_every_n_epochs: Epochs from one set of figures to the next, besides the first and
+            the last report; None for none.
+        encoder: The attacker's speaker encoder, see :func:`vpmetrics.audio.as_encoder`. With it,
+            ``original`` and ``protected`` are audio: tensors ``(B, ..., T)``, or lists of tensors
+            ``(..., T)`` that are each as long as their utterance. Padded tensors need ``lengths``
+            in ``keys``, integers ``(B,)``. The encoder is frozen, kept in evaluation mode, and
+            moved to the device of the module. Original speech of the validation before is not
             embedded again. A dictionary ``{name: encoder}`` gives one attacker all of them.
-        sample_rate: Samples per second of that audio; required for an encoder that knows its own, for which the audio
-            is resampled.
-        encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its weights, for any
-            precision of the Trainer.
-        watch_training: Let attackers also learn from what ``training_step`` returns under the same keys; see
-            :meth:`vpmetrics.VoicePrivacy.observe`. They forget it at the start of every epoch, because the anonymiser
-            changes.
-        attributes: Names of attributes such as ``"sex"`` and their keys in a step's dictionary; logs
-            ``<prefix>/<name>_disclosure`` and ``<name>_chance``, see :class:`vpmetrics.AttributeDisclosure`.
+        sample_rate: Samples per second of that audio; required for an encoder that knows its own,
+            for which the audio is resampled.
+        encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its
+            weights, for any precision of the Trainer.
+        watch_training: Let attackers also learn from what ``training_step`` returns under the same
+            keys; see :meth:`vpmetrics.VoicePrivacy.observe`. They forget it at the start of every
+            epoch, because the anonymiser changes.
+        attributes: Names of attributes such as ``"sex"`` and their keys in a step's dictionary;
+            logs ``<prefix>/<name>_disclosure`` and ``<name>_chance``, see
+            :class:`vpmetrics.AttributeDisclosure`.
         prog_bar: Keys in the progress bar.
 
     Attributes:
-        history: One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds`` and
-            the scalars.
+        history: One row per measurement in ``trainer.fit``: ``epoch``, ``step``,
+            ``dataloader_idx``, ``seconds`` and the scalars.
 
     Example:
         >>> import pytorch_lightning as pl
@@ -116,7 +134,9 @@ class PrivacyMonitor(CallbackBase):
         ...         original, protected, speakers = batch
         ...         return {"original": original, "protected": protected, "speakers": speakers}
         >>> voices = demo_voices()
-        >>> loader = DataLoader(TensorDataset(voices.original, voices.protected["B2"], voices.speakers), 518)
+        >>> loader = DataLoader(
+        ...     TensorDataset(voices.original, voices.protected["B2"], voices.speakers), 518
+        ... )
         >>> monitor = PrivacyMonitor(metrics=["deid", "gvd"])
         >>> quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
         >>> trainer = pl.Trainer(accelerator="cpu", callbacks=[monitor], **quiet)
@@ -152,9 +172,13 @@ class PrivacyMonitor(CallbackBase):
         if suite is None:
             suite = VoicePrivacy(metrics=metrics, intervals=intervals)
         elif not isinstance(suite, VoicePrivacy):
-            raise TypeError(f"Expected `suite` to be a VoicePrivacy or None, but got {type(suite).__name__}.")
+            raise TypeError(
+                f"Expected `suite` to be a VoicePrivacy or None, but got {type(suite).__name__}."
+            )
         elif metrics != "headline" or intervals is not None:
-            raise ValueError("Expected neither `metrics` nor `intervals` with `suite`, which has its own.")
+            raise ValueError(
+                "Expected neither `metrics` nor `intervals` with `suite`, which has its own."
+            )
         self.prefix = prefix
         self.suite = suite
         self.intervals = suite.intervals
@@ -164,18 +188,23 @@ class PrivacyMonitor(CallbackBase):
         self.watch_training = watch_training
         self.attributes = dict(attributes or {})
         self._keys = resolve_keys(keys, encoder is not None)
-        self._encoder = None if encoder is None else freeze_encoders(encoder, sample_rate, encoder_dtype)
+        self._encoder = (
+            None if encoder is None else freeze_encoders(encoder, sample_rate, encoder_dtype)
+        )
         test_prefix = _VALIDATION.sub("test", prefix)
         self._test_prefix = f"test/{prefix}" if test_prefix == prefix else test_prefix
         self.metrics = self._list_logged_keys()
         """Keys of the suite that are logged where they are defined."""
-        known_keys = scalar_keys(tuple(CONDITIONS), has_attacks=True, has_sessions=True, sizes=suite.sizes)
+        known_keys = scalar_keys(
+            tuple(CONDITIONS), has_attacks=True, has_sessions=True, sizes=suite.sizes
+        )
         self.prog_bar = check_scalar_names("prog_bar", prog_bar, known_keys)
         self.history: list[dict[str, float]] = []
         self._suites: dict[tuple[str, int], VoicePrivacy] = {}  # by stage and dataloader
         self._cheap_suites: dict[int, VoicePrivacy] = {}  # by dataloader
         self._attribute_metrics: dict[int, AttributeDisclosure] = {}  # by dataloader
-        self._row_counts: dict[int, Tensor] = {}  # by dataloader: all rows, and those not finite on each side
+        # by dataloader: all rows, and those not finite on each side
+        self._row_counts: dict[int, Tensor] = {}
         self._pending_figures: dict[int, Callable[[], None]] = {}  # by dataloader
         self._due_keys: tuple[str, ...] = ()
         self._measured_at_step = -1
@@ -187,7 +216,9 @@ class PrivacyMonitor(CallbackBase):
         self._is_resuming = True
 
     def _list_logged_keys(self) -> tuple[str, ...]:
-        """Return the keys of the suite, with and without sessions where a function ``keys`` may return either."""
+        """Return the keys of the suite, with and without sessions where a function ``keys`` may
+        return either.
+        """
         may_have_sessions = (False, True) if callable(self._keys) else ("sessions" in self._keys,)
         keys: dict[str, None] = {}
         for has_sessions in may_have_sessions:
@@ -225,8 +256,12 @@ class PrivacyMonitor(CallbackBase):
     # Start of a run
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Raise if the module trains the encoder, or a checkpoint monitors what is not always measured."""
-        warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history` and what attackers observed")
+        """Raise if the module trains the encoder, or a checkpoint monitors what is not always
+        measured.
+        """
+        warn_of_spawned_processes(
+            trainer, "PrivacyMonitor", "`history` and what attackers observed"
+        )
         self._given_warnings.clear()
         self._num_measurements = 0
         self._held_error = None
@@ -251,19 +286,26 @@ class PrivacyMonitor(CallbackBase):
         warnings.filterwarnings("ignore", message=message)
 
     def _check_model_checkpoints(self, trainer: Any) -> None:
-        """Raise for a checkpoint that would look for a value in an epoch that does not measure it."""
+        """Raise for a checkpoint that would look for a value in an epoch that does not measure
+        it.
+        """
         for checkpoint in trainer.checkpoint_callbacks:
             name = strip_loader_suffix(checkpoint.monitor or "")
-            if name not in self.logged_names or getattr(checkpoint, "passes_over_unmeasured_epochs", False):
+            if name not in self.logged_names or getattr(
+                checkpoint, "passes_over_unmeasured_epochs", False
+            ):
                 continue
             epochs = self.count_epochs_between(name)
-            epochs_between_looks = math.lcm(trainer.check_val_every_n_epoch or 1, checkpoint._every_n_epochs or 1)
+            epochs_between_looks = math.lcm(
+                trainer.check_val_every_n_epoch or 1, checkpoint._every_n_epochs or 1
+            )
             if epochs_between_looks % epochs:
                 raise ValueError(
-                    f"{type(checkpoint).__name__} monitors {name!r}, which PrivacyMonitor measures every {epochs} "
-                    f"epochs only; it would raise in the first epoch. Give it `every_n_epochs={epochs}`, give "
-                    f"`check_val_every_n_epoch={epochs}` to the Trainer, or use PrivacyCheckpoint, which passes over "
-                    "epochs that are not measured."
+                    f"{type(checkpoint).__name__} monitors {name!r}, which PrivacyMonitor measures"
+                    f" every {epochs} epochs only; it would raise in the first epoch. Give it"
+                    f" `every_n_epochs={epochs}`, give `check_val_every_n_epoch={epochs}` to the"
+                    " Trainer, or use PrivacyCheckpoint, which passes over epochs that are not"
+                    " measured."
                 )
 
     def _warn_if_training_is_too_short(self, trainer: Any) -> None:
@@ -273,14 +315,19 @@ class PrivacyMonitor(CallbackBase):
         epochs_between_validations = trainer.check_val_every_n_epoch or 1
         options = {"every_n_epochs": self.every_n_epochs}
         if len(select_cheap_keys(self.metrics)) < len(self.metrics):
-            options["report_every_n_epochs"] = math.lcm(self.every_n_epochs, self.report_every_n_epochs)
+            options["report_every_n_epochs"] = math.lcm(
+                self.every_n_epochs, self.report_every_n_epochs
+            )
         for option, epochs in options.items():
             first = math.lcm(epochs, epochs_between_validations)
             if first > trainer.max_epochs:
-                what = "nothing" if option == "every_n_epochs" else "neither attacks nor conversations"
+                what = (
+                    "nothing" if option == "every_n_epochs" else "neither attacks nor conversations"
+                )
                 self._warn_once(
-                    f"PrivacyMonitor will measure {what}: with `{option}={getattr(self, option)}` the first time is "
-                    f"after epoch {first}, and the training has {trainer.max_epochs} epochs."
+                    f"PrivacyMonitor will measure {what}: with `{option}={getattr(self, option)}`"
+                    f" the first time is after epoch {first}, and the training has"
+                    f" {trainer.max_epochs} epochs."
                 )
                 return
 
@@ -293,7 +340,9 @@ class PrivacyMonitor(CallbackBase):
                 suite.reset(observed=True)
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remove logged values of an earlier epoch, which must not count again; start a measurement if one is due."""
+        """Remove logged values of an earlier epoch, which must not count again; start a measurement
+        if one is due.
+        """
         for name in list(trainer.callback_metrics):
             if self.owns_name(name):
                 del trainer.callback_metrics[name]
@@ -304,7 +353,11 @@ class PrivacyMonitor(CallbackBase):
         self._row_counts.clear()
         self._attribute_metrics.clear()
         # The module may have moved to another device.
-        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
+        self._suites = {
+            place: suite
+            for place, suite in self._suites.items()
+            if suite.device == pl_module.device
+        }
         self._cheap_suites.clear()
         for suite in self._suites.values():
             suite.reset()  # drop rows that an interrupted validation may have left
@@ -330,7 +383,9 @@ class PrivacyMonitor(CallbackBase):
 
     # Every batch
 
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Let attackers learn from what a training step returned."""
         if not self.watch_training or self._held_error is not None:
             return
@@ -345,7 +400,13 @@ class PrivacyMonitor(CallbackBase):
             self._has_observed = True
 
     def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Accumulate what a step returned."""
         if not self._due_keys or self._held_error is not None:
@@ -359,7 +420,8 @@ class PrivacyMonitor(CallbackBase):
                 self._suite_of_measurement(stage, dataloader_idx, pl_module).update(**arguments)
                 if self.attributes and self._is_report_due:
                     self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
-            # Kept on the device: only the total is read after the last batch, because each reading forces a GPU sync.
+            # Kept on the device: only the total is read after the last batch, because each reading
+            # forces a GPU sync.
             counts = _count_rows(arguments, pl_module.device)
             self._row_counts[dataloader_idx] = counts + self._row_counts.get(dataloader_idx, 0)
 
@@ -367,7 +429,9 @@ class PrivacyMonitor(CallbackBase):
 
     @contextmanager
     def _hold_error_if_distributed(self, trainer: Any) -> Iterator[None]:
-        """Keep an error of one of several ranks: raised at once, it would leave the others waiting for this one."""
+        """Keep an error of one of several ranks: raised at once, it would leave the others waiting
+        for this one.
+        """
         try:
             yield
         except Exception as error:
@@ -376,16 +440,22 @@ class PrivacyMonitor(CallbackBase):
             self._held_error = error
 
     def _raise_held_errors(self, trainer: Any) -> None:
-        """Raise on all ranks if one of them holds an error. Every rank must call this before its next collective."""
+        """Raise on all ranks if one of them holds an error. Every rank must call this before its
+        next collective.
+        """
         held_error = self._held_error
         self._held_error = None
         raise_on_all_ranks(held_error)
 
-    def _update_attributes(self, loader: int, pl_module: Any, arguments: dict[str, Any], outputs: Any) -> None:
+    def _update_attributes(
+        self, loader: int, pl_module: Any, arguments: dict[str, Any], outputs: Any
+    ) -> None:
         labels = {}
         for name, key in self.attributes.items():
             if not isinstance(outputs, Mapping) or key not in outputs:
-                raise ValueError(f"Expected the step to return {key!r}, a label of each row, for `attributes`.")
+                raise ValueError(
+                    f"Expected the step to return {key!r}, a label of each row, for `attributes`."
+                )
             labels[name] = outputs[key]
         metric = self._attribute_metric_of_loader(loader, pl_module)
         metric.update(arguments["original"], arguments["protected"], arguments["speakers"], labels)
@@ -402,23 +472,33 @@ class PrivacyMonitor(CallbackBase):
             message = f"PrivacyMonitor cannot use what `{step_name}` returned. {error}{source}"
             raise type(error)(message) from error
 
-    def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step_name: str) -> dict[str, Any] | None:
-        """Return the arguments of ``update``, audio embedded; None if a function ``keys`` skips the batch."""
+    def _read_arguments(
+        self, trainer: Any, pl_module: Any, outputs: Any, step_name: str
+    ) -> dict[str, Any] | None:
+        """Return the arguments of ``update``, audio embedded; None if a function ``keys`` skips the
+        batch.
+        """
         arguments = read_unskipped_outputs(outputs, self._keys, step_name)
         if arguments is None:
             return None
         if self._encoder is not None:
             with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
-                arguments = self._encoder.embed(arguments, pl_module.device, is_training=step_name == "training_step")
+                arguments = self._encoder.embed(
+                    arguments, pl_module.device, is_training=step_name == "training_step"
+                )
         for name, value in arguments.items():
             if name in SIDES and isinstance(value, Mapping):
-                arguments[name] = {key: torch.as_tensor(rows).to(pl_module.device) for key, rows in value.items()}
+                arguments[name] = {
+                    key: torch.as_tensor(rows).to(pl_module.device) for key, rows in value.items()
+                }
             elif isinstance(value, Tensor) or (name in SIDES and value is not None):
                 arguments[name] = torch.as_tensor(value).to(pl_module.device)
         return arguments
 
     def _suite_of_loader(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
-        """Return the metric of a dataloader: the same in every epoch, because it keeps what attackers observed."""
+        """Return the metric of a dataloader: the same in every epoch, because it keeps what
+        attackers observed.
+        """
         if (stage, loader) not in self._suites:
             # In a test, attackers keep what they observed during training.
             observed = self._suites.get(("val", 0)) if self.watch_training else None
@@ -429,7 +509,9 @@ class PrivacyMonitor(CallbackBase):
         return self._suites[stage, loader]
 
     def _suite_of_measurement(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
-        """Return the metric of a dataloader for the keys that are due: all, or those that need no attack."""
+        """Return the metric of a dataloader for the keys that are due: all, or those that need no
+        attack.
+        """
         if self._is_report_due:
             return self._suite_of_loader(stage, loader, pl_module)
         if loader not in self._cheap_suites:
@@ -479,8 +561,8 @@ class PrivacyMonitor(CallbackBase):
         for side, count in zip(SIDES, num_broken, strict=True):
             if count:
                 rank_zero_warn(
-                    f"{count} of {num_rows} rows of `{side}` are not finite ({place}, epoch {trainer.current_epoch}). "
-                    "Numbers that need them are NaN.",
+                    f"{count} of {num_rows} rows of `{side}` are not finite ({place}, epoch"
+                    f" {trainer.current_epoch}). Numbers that need them are NaN.",
                     UserWarning,
                 )
         start = time.perf_counter()
@@ -490,11 +572,21 @@ class PrivacyMonitor(CallbackBase):
             value_of_key = read_numbers(scalars)
         self._num_measurements += 1
         if trainer.state.fn == "fit":
-            row = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
+            row = {
+                "epoch": trainer.current_epoch,
+                "step": trainer.global_step,
+                "dataloader_idx": loader,
+            }
             self.history.append({**row, "seconds": time.perf_counter() - start, **value_of_key})
         for key, value in scalars.items():
             name = f"{name_of_key(prefix, key)}{suffix}"
-            pl_module.log(name, value, prog_bar=key in self.prog_bar, add_dataloader_idx=False, sync_dist=False)
+            pl_module.log(
+                name,
+                value,
+                prog_bar=key in self.prog_bar,
+                add_dataloader_idx=False,
+                sync_dist=False,
+            )
         if report is not None:
             self._draw_if_due(trainer, EvaluatedSystem(prefix, report), loader, suffix)
 
@@ -506,8 +598,11 @@ class PrivacyMonitor(CallbackBase):
         totals: list[int] = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         return totals
 
-    def _compute(self, stage: str, loader: int, pl_module: Any) -> tuple[PrivacyReport | None, dict[str, Tensor]]:
-        """Return the report where one is due, and the scalars to log; warn of what makes them worthless.
+    def _compute(
+        self, stage: str, loader: int, pl_module: Any
+    ) -> tuple[PrivacyReport | None, dict[str, Tensor]]:
+        """Return the report where one is due, and the scalars to log; warn of what makes them
+        worthless.
 
         Every rank computes everything, also without rows of its own: metrics gather them.
         """
@@ -535,11 +630,14 @@ class PrivacyMonitor(CallbackBase):
             self._pending_figures[loader] = draw  # drawn if this is the last report
 
     def _are_figures_due(self, loader: int) -> bool:
-        """Return whether the last report is the first one, or the first after another `figures_every_n_epochs`."""
+        """Return whether the last report is the first one, or the first after another
+        `figures_every_n_epochs`.
+        """
         epoch_numbers = [
             int(row["epoch"]) + 1
             for row in self.history
-            if row["dataloader_idx"] == loader and (row["epoch"] + 1) % self.report_every_n_epochs == 0
+            if row["dataloader_idx"] == loader
+            and (row["epoch"] + 1) % self.report_every_n_epochs == 0
         ]
         if len(epoch_numbers) < 2:
             return True
@@ -548,7 +646,9 @@ class PrivacyMonitor(CallbackBase):
 
     @contextmanager
     def _warn_once_per_cause(self, place: str, is_nan_explained: bool) -> Iterator[None]:
-        """Give the warnings of the body that were not given in this run; of several for one cause only the longest."""
+        """Give the warnings of the body that were not given in this run; of several for one cause
+        only the longest.
+        """
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
@@ -567,20 +667,30 @@ class PrivacyMonitor(CallbackBase):
     # After training, and resumed runs
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Draw the last measurement; warn if nothing was measured, or if attackers had nothing to learn from."""
+        """Draw the last measurement; warn if nothing was measured, or if attackers had nothing to
+        learn from.
+        """
         while self._pending_figures:
             _, draw = self._pending_figures.popitem()
             draw()
         if trainer.fast_dev_run:
             return
-        if self._num_measurements == 0 and not any("will measure" in text for text in self._given_warnings):
+        if self._num_measurements == 0 and not any(
+            "will measure" in text for text in self._given_warnings
+        ):
             self._warn_once(
-                f"PrivacyMonitor measured nothing in this training: {self._explain_no_measurement(trainer)}"
+                "PrivacyMonitor measured nothing in this training:"
+                f" {self._explain_no_measurement(trainer)}"
             )
         if self.watch_training and not self._has_observed:
-            missing = "" if callable(self._keys) else f" without {', '.join(map(repr, self._keys.values()))}"
+            missing = (
+                ""
+                if callable(self._keys)
+                else f" without {', '.join(map(repr, self._keys.values()))}"
+            )
             self._warn_once(
-                f"PrivacyMonitor(watch_training=True) observed nothing: `training_step` returned a value{missing}."
+                "PrivacyMonitor(watch_training=True) observed nothing: `training_step` returned a"
+                f" value{missing}."
             )
 
     def _explain_no_measurement(self, trainer: Any) -> str:
@@ -595,7 +705,9 @@ class PrivacyMonitor(CallbackBase):
         return {"history": [dict(row) for row in self.history]}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Decide whether to load the history: not where weights are loaded only for a test after a training."""
+        """Decide whether to load the history: not where weights are loaded only for a test after a
+        training.
+        """
         self._is_resuming = trainer.state.fn == "fit" or not self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -611,7 +723,8 @@ def find_monitors(trainer: Any) -> list[PrivacyMonitor]:
 
 
 def name_of_key(prefix: str, key: str) -> str:
-    """Return the name under which a key is logged: numbers of one condition stand in a group of their own.
+    """Return the name under which a key is logged: numbers of one condition stand in a group of
+    their own.
 
     Example:
         >>> name_of_key("val/privacy", "disclosure"), name_of_key("val/privacy", "op_eer")
@@ -631,7 +744,9 @@ def select_cheap_keys(keys: Iterable[str]) -> tuple[str, ...]:
     """Return those keys that need neither an attack nor conversations.
 
     Example:
-        >>> select_cheap_keys(["disclosure", "deid", "op_d_ece", "op_d_ece_strongest", "op_eer_low"])
+        >>> select_cheap_keys(
+        ...     ["disclosure", "deid", "op_d_ece", "op_d_ece_strongest", "op_eer_low"]
+        ... )
         ('deid', 'op_d_ece', 'op_eer_low')
     """
     cheap = []
@@ -652,15 +767,21 @@ def _check_prefix(prefix: Any) -> None:
     if not isinstance(prefix, str):
         raise TypeError(f"Expected `prefix` to be a string, but got {type(prefix).__name__}.")
     if not prefix or prefix != prefix.strip("/ ") or "/dataloader_idx_" in prefix:
-        raise ValueError(f"Expected `prefix` to be a name such as 'val/privacy', but got {prefix!r}.")
+        raise ValueError(
+            f"Expected `prefix` to be a name such as 'val/privacy', but got {prefix!r}."
+        )
 
 
 def _count_rows(arguments: Mapping[str, Any], device: torch.device) -> Tensor:
-    """Return the number of rows of a batch, and how many of them are not finite on each side, ``(3,)``."""
+    """Return the number of rows of a batch, and how many of them are not finite on each side,
+    ``(3,)``.
+    """
     counts = [torch.tensor(len(arguments["speakers"]), device=device)]
     for side in SIDES:
         embeddings = arguments.get(side)
-        rows_of_encoders = list(embeddings.values()) if isinstance(embeddings, Mapping) else [embeddings]
+        rows_of_encoders = (
+            list(embeddings.values()) if isinstance(embeddings, Mapping) else [embeddings]
+        )
         is_broken = torch.zeros(1, dtype=torch.bool, device=device)
         for rows in rows_of_encoders:
             if rows is not None:
@@ -674,9 +795,12 @@ def _find_what_figures_lack(trainer: Any) -> str:
     if importlib.util.find_spec("matplotlib") is None:
         return "matplotlib is not installed"
     if figure_writers(trainer):
-        importlib.import_module("vpmetrics.report.figures")  # now, so that the first epoch takes no longer than others
+        # now, so that the first epoch takes no longer than others
+        importlib.import_module("vpmetrics.report.figures")
     elif rank_zero_loggers(trainer):
-        return f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
+        return (
+            f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
+        )
     return ""
 
 
@@ -686,4 +810,6 @@ def _write_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int
     with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
         for key, figure in draw_all_figures([system], CARD).items():
             for write in figure_writers(trainer):
-                write(f"{suffix_first_component(system.name, '_figures')}/{key}{suffix}", figure, step)
+                write(
+                    f"{suffix_first_component(system.name, '_figures')}/{key}{suffix}", figure, step
+                )

@@ -1,4 +1,6 @@
-"""From the outputs of a step to the arguments of ``VoicePrivacy.update``: keys, and audio through a frozen encoder."""
+"""From the outputs of a step to the arguments of ``VoicePrivacy.update``: keys, and audio through a
+frozen encoder.
+"""
 
 from __future__ import annotations
 
@@ -24,44 +26,66 @@ ResolvedKeys = dict[str, str] | Callable[[Any], Any]
 
 
 def resolve_keys(keys: Any, allows_lengths: bool) -> ResolvedKeys:
-    """Return the key of each argument, or ``keys`` itself where it is a function; raise if it is neither."""
+    """Return the key of each argument, or ``keys`` itself where it is a function; raise if it is
+    neither.
+    """
     if callable(keys):
         return keys  # type: ignore[no-any-return]
     named = _zip_with_argument_names(keys)
     is_valid = isinstance(named, Mapping) and set(named) >= _REQUIRED and set(named) <= _ALLOWED
     if not is_valid or not all(isinstance(key, str) for key in named.values()):
         raise ValueError(
-            "Expected `keys` to be the keys of original, protected, speakers and, if any, utterances, sessions and "
-            "groups, in this order; a dictionary from these, 'is_reference' and 'lengths' to keys; or a function; "
-            f"but got {keys!r}."
+            "Expected `keys` to be the keys of original, protected, speakers and, if any,"
+            " utterances, sessions and groups, in this order; a dictionary from these,"
+            f" 'is_reference' and 'lengths' to keys; or a function; but got {keys!r}."
         )
     if "lengths" in named and not allows_lengths:
-        raise ValueError("Expected no 'lengths' in `keys` without an `encoder`: embeddings are not padded.")
+        raise ValueError(
+            "Expected no 'lengths' in `keys` without an `encoder`: embeddings are not padded."
+        )
     return dict(named)
 
 
 def _zip_with_argument_names(values: Any) -> Any:
-    """Return a dictionary from the arguments of ``update`` to the values of a sequence; anything else as it is."""
-    if isinstance(values, Sequence) and not isinstance(values, str) and len(values) <= len(ARGUMENTS):
+    """Return a dictionary from the arguments of ``update`` to the values of a sequence; anything
+    else as it is.
+    """
+    if (
+        isinstance(values, Sequence)
+        and not isinstance(values, str)
+        and len(values) <= len(ARGUMENTS)
+    ):
         return dict(zip(ARGUMENTS, values, strict=False))
     return values
 
 
-def read_unskipped_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> dict[str, Any] | None:
-    """Return the arguments of ``update`` that a step returned; None if ``keys`` skips it or training has none."""
+def read_unskipped_outputs(
+    outputs: Any, keys: ResolvedKeys, step_name: str
+) -> dict[str, Any] | None:
+    """Return the arguments of ``update`` that a step returned; None if ``keys`` skips it or
+    training has none.
+    """
     if callable(keys):
         arguments = _zip_with_argument_names(keys(outputs))
-        if arguments is not None and not (isinstance(arguments, Mapping) and set(arguments) >= _REQUIRED):
+        if arguments is not None and not (
+            isinstance(arguments, Mapping) and set(arguments) >= _REQUIRED
+        ):
             raise TypeError(
-                "Expected the function `keys` to return (original, protected, speakers), with utterances, sessions and "
-                f"groups if any, a dictionary of these, or None, but got {type(arguments).__name__}."
+                "Expected the function `keys` to return (original, protected, speakers), with"
+                " utterances, sessions and groups if any, a dictionary of these, or None, but got"
+                f" {type(arguments).__name__}."
             )
         return None if arguments is None else dict(arguments)
-    missing = [key for key in keys.values() if not isinstance(outputs, Mapping) or key not in outputs]
+    missing = [
+        key for key in keys.values() if not isinstance(outputs, Mapping) or key not in outputs
+    ]
     if missing and step_name == "training_step":
         return None
     required = ", ".join(f"{key!r}: ..." for key in keys.values())
-    expected = f"Expected `{step_name}` to return {{{required}}}, which PrivacyMonitor reads by its `keys`, but"
+    expected = (
+        f"Expected `{step_name}` to return {{{required}}}, which PrivacyMonitor reads by its"
+        " `keys`, but"
+    )
     if not isinstance(outputs, Mapping):
         raise TypeError(f"{expected} got {type(outputs).__name__}.")
     if missing:
@@ -83,12 +107,18 @@ class FrozenEncoders:
             encoder.check_is_untrained(weights)
 
     def freeze_and_rotate_cache(self, device: torch.device) -> None:
-        """Freeze the encoders on a device; keep in each cache only what the last validation contained."""
+        """Freeze the encoders on a device; keep in each cache only what the last validation
+        contained.
+        """
         for encoder in self.encoders.values():
             encoder.freeze_and_rotate_cache(device)
 
-    def embed(self, arguments: dict[str, Any], device: torch.device, is_training: bool = False) -> dict[str, Any]:
-        """Return the arguments with audio replaced by dictionaries of embeddings, and without ``lengths``."""
+    def embed(
+        self, arguments: dict[str, Any], device: torch.device, is_training: bool = False
+    ) -> dict[str, Any]:
+        """Return the arguments with audio replaced by dictionaries of embeddings, and without
+        ``lengths``.
+        """
         embedded = {name: value for name, value in arguments.items() if name != "lengths"}
         sides = [side for side in SIDES if arguments.get(side) is not None]
         for side in sides:
@@ -100,19 +130,30 @@ class FrozenEncoders:
         return embedded
 
 
-def freeze_encoders(encoder: Any, sample_rate: int | None, dtype: torch.dtype | None) -> FrozenEncoder | FrozenEncoders:
+def freeze_encoders(
+    encoder: Any, sample_rate: int | None, dtype: torch.dtype | None
+) -> FrozenEncoder | FrozenEncoders:
     """Return one frozen encoder, or those of a dictionary from names to encoders."""
     if not isinstance(encoder, Mapping):
         return FrozenEncoder(encoder, sample_rate, dtype)
     if not encoder or not all(isinstance(name, str) for name in encoder):
-        raise ValueError(f"Expected `encoder` to be an encoder or a dictionary of them by name, but got {encoder!r}.")
-    return FrozenEncoders({name: FrozenEncoder(value, sample_rate, dtype) for name, value in encoder.items()})
+        raise ValueError(
+            "Expected `encoder` to be an encoder or a dictionary of them by name, but got"
+            f" {encoder!r}."
+        )
+    return FrozenEncoders(
+        {name: FrozenEncoder(value, sample_rate, dtype) for name, value in encoder.items()}
+    )
 
 
 class FrozenEncoder:
-    """An encoder without gradients, with its embeddings of the original speech of the last validation by content."""
+    """An encoder without gradients, with its embeddings of the original speech of the last
+    validation by content.
+    """
 
-    def __init__(self, encoder: Any, sample_rate: int | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, encoder: Any, sample_rate: int | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         from vpmetrics.audio import as_encoder
 
         self.encoder, self.dtype = as_encoder(encoder, sample_rate), dtype
@@ -125,22 +166,32 @@ class FrozenEncoder:
         trained_ids = {id(weight) for weight in module_weights if weight.requires_grad}
         if any(id(weight) in trained_ids for weight in self.encoder.parameters()):
             raise ValueError(
-                "Expected `encoder` to be an attacker of its own, but the module trains its weights. "
-                "Freeze them in the module, or pass a copy."
+                "Expected `encoder` to be an attacker of its own, but the module trains its"
+                " weights. Freeze them in the module, or pass a copy."
             )
 
     def freeze_and_rotate_cache(self, device: torch.device) -> None:
-        """Freeze the encoder on a device; keep in the cache only what the last validation contained."""
+        """Freeze the encoder on a device; keep in the cache only what the last validation
+        contained.
+        """
         self.encoder.to(device).eval().requires_grad_(False)
         self._last_cache, self._cache = self._cache, {}
 
-    def embed(self, arguments: dict[str, Any], device: torch.device, is_training: bool = False) -> dict[str, Any]:
-        """Return the arguments with audio replaced by embeddings, and without ``lengths``; cache no training speech."""
+    def embed(
+        self, arguments: dict[str, Any], device: torch.device, is_training: bool = False
+    ) -> dict[str, Any]:
+        """Return the arguments with audio replaced by embeddings, and without ``lengths``; cache no
+        training speech.
+        """
         lengths = arguments.pop("lengths", None)
         for side in SIDES:
             if arguments.get(side) is not None:
                 rows = self._split_rows(side, arguments[side], lengths)
-                embed = self._encode_cached if side == "original" and not is_training else self._encode_rows
+                embed = (
+                    self._encode_cached
+                    if side == "original" and not is_training
+                    else self._encode_rows
+                )
                 arguments[side] = embed(rows, device)
         return arguments
 
@@ -150,24 +201,38 @@ class FrozenEncoder:
             return list(audio)
         if not isinstance(audio, Tensor):
             raise TypeError(
-                f"Expected `{side}` to be a tensor (B, ..., T) or a list of tensors, because an `encoder` was given, "
-                f"but got {type(audio).__name__}."
+                f"Expected `{side}` to be a tensor (B, ..., T) or a list of tensors, because an"
+                f" `encoder` was given, but got {type(audio).__name__}."
             )
         if lengths is None:
             self._check_padding(side, audio)
             return list(audio)
-        if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.shape != audio.shape[:1]:
-            got = f"{lengths.dtype} {tuple(lengths.shape)}" if isinstance(lengths, Tensor) else type(lengths).__name__
-            raise ValueError(f"Expected `lengths` to be integers of shape ({len(audio)},), but got {got}.")
+        if (
+            not isinstance(lengths, Tensor)
+            or lengths.is_floating_point()
+            or lengths.shape != audio.shape[:1]
+        ):
+            got = (
+                f"{lengths.dtype} {tuple(lengths.shape)}"
+                if isinstance(lengths, Tensor)
+                else type(lengths).__name__
+            )
+            raise ValueError(
+                f"Expected `lengths` to be integers of shape ({len(audio)},), but got {got}."
+            )
         counts: list[int] = lengths.tolist()
         if not all(0 < count <= audio.shape[-1] for count in counts):
             raise ValueError(
-                f"Expected `lengths` to be from 1 to {audio.shape[-1]}, but got {min(counts)} to {max(counts)}."
+                f"Expected `lengths` to be from 1 to {audio.shape[-1]}, but got {min(counts)} to"
+                f" {max(counts)}."
             )
         return [row[..., :count] for row, count in zip(audio, counts, strict=True)]
 
     def _encode_cached(self, rows: list[Tensor], device: torch.device) -> Tensor:
-        keys = [blake2b(row.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest() for row in rows]
+        keys = [
+            blake2b(row.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest()
+            for row in rows
+        ]
         if all(key in self._last_cache for key in keys):
             embeddings = torch.stack([self._last_cache[key] for key in keys])
         else:
@@ -179,7 +244,10 @@ class FrozenEncoder:
     def _encode_rows(self, rows: list[Tensor], device: torch.device) -> Tensor:
         rows = [row.to(device) for row in rows]
         rows = [row.squeeze(0) if row.dim() == 2 and len(row) == 1 else row for row in rows]
-        with torch.no_grad(), torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not None):
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not None),
+        ):
             if rows[0].dim() > 1:  # spectrograms or other features; the encoder interprets them
                 embeddings: Tensor = self.encoder(torch.stack(rows))
             else:
@@ -188,7 +256,9 @@ class FrozenEncoder:
         return embeddings.to(device)
 
     def _check_padding(self, side: str, audio: Tensor) -> None:
-        """Raise if original rows end in zeros; warn if protected rows do, because a model may output silence."""
+        """Raise if original rows end in zeros; warn if protected rows do, because a model may
+        output silence.
+        """
         if audio.dim() < 2 or not audio.numel():
             return
         samples = audio.shape[-1]
@@ -197,9 +267,9 @@ class FrozenEncoder:
         if zeros <= max(1, _SILENT_PERCENT * samples // 100):
             return
         message = (
-            f"Expected `{side}` to hold whole utterances, but a row ends in {zeros} zeros of {samples}. An encoder "
-            "embeds padding as speech. Return a list of tensors, each as long as its utterance, or lengths by "
-            "`keys={..., 'lengths': ...}`."
+            f"Expected `{side}` to hold whole utterances, but a row ends in {zeros} zeros of"
+            f" {samples}. An encoder embeds padding as speech. Return a list of tensors, each as"
+            " long as its utterance, or lengths by `keys={..., 'lengths': ...}`."
         )
         if side == "original":
             raise ValueError(message)

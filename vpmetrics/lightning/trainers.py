@@ -1,7 +1,9 @@
-"""What the Lightning callbacks share: base classes of both packages, the state of a Trainer, and its loggers.
+"""What the Lightning callbacks share: base classes of both packages, the state of a Trainer, and
+its loggers.
 
-``pytorch_lightning`` and ``lightning.pytorch`` are one program under two names, with two sets of classes. A Trainer
-sorts callbacks and finds checkpoints by the classes of its own package, so the callbacks inherit from those of both.
+``pytorch_lightning`` and ``lightning.pytorch`` are one program under two names, with two sets of
+classes. A Trainer sorts callbacks and finds checkpoints by the classes of its own package, so the
+callbacks inherit from those of both.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ Writer = Callable[[str, "Figure", int], None]
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module can be imported; a folder of the same name as its package is not the package."""
+    """Return whether a module can be imported; a folder of the same name as its package is not the
+    package.
+    """
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:
@@ -55,7 +59,9 @@ def logging_step(trainer: Any) -> int:
 
 
 def loader_suffixes(trainer: Any) -> dict[int, str]:
-    """Return the suffix of logged names for each dataloader of this evaluation; the same on every process."""
+    """Return the suffix of logged names for each dataloader of this evaluation; the same on every
+    process.
+    """
     sizes = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
     if not sizes:
         return {}
@@ -66,11 +72,13 @@ def loader_suffixes(trainer: Any) -> dict[int, str]:
 
 
 def warn_of_spawned_processes(trainer: Any, callback: str, attributes: str) -> None:
-    """Warn where a strategy trains copies of the callbacks in processes whose memory is lost at the end."""
+    """Warn where a strategy trains copies of the callbacks in processes whose memory is lost at the
+    end.
+    """
     if "MultiProcessing" in type(trainer.strategy.launcher).__name__:
         rank_zero_warn(
-            f"{callback} does not support strategies that spawn or fork, such as 'ddp_spawn': {attributes} stay in "
-            "the started processes. Use strategy='ddp'.",
+            f"{callback} does not support strategies that spawn or fork, such as 'ddp_spawn':"
+            f" {attributes} stay in the started processes. Use strategy='ddp'.",
             UserWarning,
         )
 
@@ -89,7 +97,11 @@ def rank_zero_loggers(trainer: Any) -> list[Any]:
 
 def figure_writers(trainer: Any) -> list[Writer]:
     """Return one function for each logger that takes figures; none on any process but the first."""
-    return [writer for logger in rank_zero_loggers(trainer) if (writer := _figure_writer(logger)) is not None]
+    return [
+        writer
+        for logger in rank_zero_loggers(trainer)
+        if (writer := _figure_writer(logger)) is not None
+    ]
 
 
 def _figure_writer(logger: Any) -> Writer | None:
@@ -99,7 +111,11 @@ def _figure_writer(logger: Any) -> Writer | None:
     if hasattr(logger, "log_image"):  # Weights & Biases
         return lambda tag, figure, step: logger.log_image(tag, [figure], step)
     if hasattr(experiment, "log_figure") and hasattr(logger, "run_id"):  # MLflow
-        return lambda tag, figure, step: experiment.log_figure(logger.run_id, figure, f"{tag}/{step:08d}.png")
+        return lambda tag, figure, step: experiment.log_figure(
+            logger.run_id, figure, f"{tag}/{step:08d}.png"
+        )
     if hasattr(experiment, "log_figure"):  # Comet
-        return lambda tag, figure, step: experiment.log_figure(figure_name=tag, figure=figure, step=step)
+        return lambda tag, figure, step: experiment.log_figure(
+            figure_name=tag, figure=figure, step=step
+        )
     return None

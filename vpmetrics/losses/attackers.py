@@ -1,7 +1,9 @@
-"""Linear attackers to train against, and the variance within sessions, from running moments of unit rows.
+"""Linear attackers to train against, and the variance within sessions, from running moments of unit
+rows.
 
-The attacks of :mod:`vpmetrics.attacks` choose their settings by cross-validation, which forces GPU syncs. An attacker
-that runs in every training step has one setting. Gradients pass through the rows attacked, never through the fit.
+The attacks of :mod:`vpmetrics.attacks` choose their settings by cross-validation, which forces GPU
+syncs. An attacker that runs in every training step has one setting. Gradients pass through the rows
+attacked, never through the fit.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from vpmetrics._util.dtypes import widen
 from vpmetrics.attacks.moments import cholesky_plus_diagonal, solve_lower
 from vpmetrics.losses.embedding_loss import match_labels
 
-# Ridges as shares of the mean variance. They are low, because directions of low variance disclose most.
+# Ridges as shares of the mean variance. They are low, because directions of low variance disclose
+# most.
 _RIDGE = 1e-4
 _BATCH_RIDGE = 1e-3  # within a batch, which has fewer rows than dimensions
 _ORIGINAL_RIDGE = 1e-2  # of the original side, which is whitened
@@ -26,7 +29,9 @@ _DECAY = 0.95  # of the moments per batch: about 20 batches count
 _MIN_BATCHES = 8  # smallest weight of past batches that are used, reached after ten batches
 
 SidesAndTrialMask = tuple[Tensor, Tensor, Tensor]
-"""Both sides ``(B, D)`` as an attacker compares them by cosine, and a mask ``(B, B)`` of the pairs that are trials."""
+"""Both sides ``(B, D)`` as an attacker compares them by cosine, and a mask ``(B, B)`` of the pairs
+that are trials.
+"""
 
 
 class Covariances(NamedTuple):
@@ -41,7 +46,9 @@ class Covariances(NamedTuple):
 
 
 class RunningMoments(nn.Module):
-    """Moments of pairs of rows, as a decaying sum over batches. They are not saved: some ten batches restore them."""
+    """Moments of pairs of rows, as a decaying sum over batches. They are not saved: some ten
+    batches restore them.
+    """
 
     moments: Tensor | None
 
@@ -54,25 +61,41 @@ class RunningMoments(nn.Module):
         if not (self.training and torch.is_grad_enabled() and second.requires_grad):
             return
         batch = _measure_moments(first, second)
-        old = torch.zeros_like(batch) if self.moments is None or self.moments.shape != batch.shape else self.moments
+        old = (
+            torch.zeros_like(batch)
+            if self.moments is None or self.moments.shape != batch.shape
+            else self.moments
+        )
         # A batch with NaN shows in the loss. It must not stay in the moments for ever.
-        self.moments = torch.where(batch.isfinite().all(), _DECAY * old.to(batch) + batch, old.to(batch))
+        self.moments = torch.where(
+            batch.isfinite().all(), _DECAY * old.to(batch) + batch, old.to(batch)
+        )
 
     def compute_covariances(self, width: int, device: torch.device) -> Covariances | None:
-        """Return covariances of the batches so far; None before the first, or if they have another width."""
+        """Return covariances of the batches so far; None before the first, or if they have another
+        width.
+        """
         if self.moments is None or len(self.moments) != 1 + 2 * width:
             return None
         return _covariances_from_moments(widen(self.moments.to(device)))
 
 
-def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> SidesAndTrialMask:
-    """Return original rows whitened, and predicted from protected rows; no trials before many batches have passed."""
-    is_counted = (past.num_pairs >= _MIN_BATCHES * len(protected)).expand(len(protected), len(protected))
+def attack_with_past_batches(
+    past: Covariances, original: Tensor, protected: Tensor
+) -> SidesAndTrialMask:
+    """Return original rows whitened, and predicted from protected rows; no trials before many
+    batches have passed.
+    """
+    is_counted = (past.num_pairs >= _MIN_BATCHES * len(protected)).expand(
+        len(protected), len(protected)
+    )
     return *_whiten_and_predict_original(past, original, protected, _RIDGE), is_counted
 
 
 def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> SidesAndTrialMask:
-    """Return original rows whitened, and predicted as fitted on the other half of speakers; a trial is of one half."""
+    """Return original rows whitened, and predicted as fitted on the other half of speakers; a trial
+    is of one half.
+    """
     # The half of a speaker follows from embeddings, not from labels or row order.
     rows = widen(original.detach())
     is_same = match_labels(speakers).to(rows)
@@ -84,7 +107,9 @@ def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) ->
     for is_fitted_on in (~is_first, is_first):
         covariances = _covariances_from_moments(_measure_moments(original, protected, is_fitted_on))
         halves.append(_whiten_and_predict_original(covariances, original, protected, _BATCH_RIDGE))
-    whitened, predicted = (torch.where(is_first[:, None], a, b) for a, b in zip(*halves, strict=True))
+    whitened, predicted = (
+        torch.where(is_first[:, None], a, b) for a, b in zip(*halves, strict=True)
+    )
     return whitened, predicted, match_labels(is_first)
 
 
@@ -95,25 +120,34 @@ def subtract_speaker_session_means(protected: Tensor, speakers: Tensor, sessions
     return rows - (is_together / is_together.sum(1, keepdim=True)) @ rows
 
 
-def within_session_variance_share(session_deviations: Tensor, protected: Tensor, past: Covariances) -> Tensor:
-    r"""Return the share of the variance that lies within sessions, averaged over whitened directions; a penalty.
+def within_session_variance_share(
+    session_deviations: Tensor, protected: Tensor, past: Covariances
+) -> Tensor:
+    r"""Return the share of the variance that lies within sessions, averaged over whitened
+    directions; a penalty.
 
     .. math:: t = \frac{1}{D} \operatorname{tr}(C^{-1} W)
 
-    with :math:`W` the covariance of the deviations from the mean of the session and :math:`C` that of protected rows,
-    by past batches (the first and second side of ``past``); 1 until these are many. A batch is too small to estimate
-    :math:`C`, but without a gradient of :math:`C` a smaller variance everywhere would lower the loss. So a batch enters
-    as the derivative :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`: stretching a direction changes nothing.
+    with :math:`W` the covariance of the deviations from the mean of the session and :math:`C` that
+    of protected rows, by past batches (the first and second side of ``past``); 1 until these are
+    many. A batch is too small to estimate :math:`C`, but without a gradient of :math:`C` a smaller
+    variance everywhere would lower the loss. So a batch enters as the derivative
+    :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`: stretching a direction changes nothing.
     """
     root = _factorise_with_ridge(past.second, _SESSION_RIDGE)
-    within, rows = (solve_lower(root, side) for side in (session_deviations, widen(protected) - past.second_mean))
+    within, rows = (
+        solve_lower(root, side)
+        for side in (session_deviations, widen(protected) - past.second_mean)
+    )
     total = (rows @ solve_lower(root, solve_lower(root, past.first).T) * rows).mean()
     share = within.square().mean() - (total - total.detach())
     return torch.where(past.num_pairs >= _MIN_BATCHES * len(protected), share, 1)
 
 
 def _measure_moments(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return products of rows ``(1, first, second)``, ``(1 + 2 D, 1 + 2 D)``: count, sums and products at once."""
+    """Return products of rows ``(1, first, second)``, ``(1 + 2 D, 1 + 2 D)``: count, sums and
+    products at once.
+    """
     rows = pad(torch.cat([widen(first.detach()), widen(second.detach())], dim=1), (1, 0), value=1.0)
     return rows.T @ (rows if weights is None else rows * weights[:, None])
 
@@ -130,7 +164,9 @@ def _covariances_from_moments(moments: Tensor) -> Covariances:
 def _whiten_and_predict_original(
     fitted: Covariances, original: Tensor, protected: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    """Return original rows whitened, and predicted from protected rows by ridge regression, ``(B, D)`` each."""
+    """Return original rows whitened, and predicted from protected rows by ridge regression, ``(B,
+    D)`` each.
+    """
     root = _factorise_with_ridge(fitted.first, _ORIGINAL_RIDGE)
     cross = solve_lower(root, fitted.cross)
     weights = torch.cholesky_solve(cross, _factorise_with_ridge(fitted.second, ridge))

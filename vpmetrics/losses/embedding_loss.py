@@ -1,4 +1,6 @@
-"""The base class of the losses: arguments, unit length, bounded gradients, and D_ECE of a batch with a gradient."""
+"""The base class of the losses: arguments, unit length, bounded gradients, and D_ECE of a batch
+with a gradient.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _WIDE_WEIGHT = 0.1  # enough for a gradient there, and too little to matter else
 
 
 class UnitRowBatch(NamedTuple):
-    """Unit rows ``(B, D)`` of both sides, with the speaker and the session of each row, ``(B,)``."""
+    """Unit rows ``(B, D)`` of both sides, with the speaker and the session of each row,
+    ``(B,)``.
+    """
 
     original: Tensor
     protected: Tensor
@@ -45,17 +49,23 @@ class EmbeddingLoss(nn.Module):
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """The parts of the last value, which add up to it, without gradients: for ``self.log_dict``."""
+        """The parts of the last value, which add up to it, without gradients: for
+        ``self.log_dict``.
+        """
         return dict(self._parts)
 
-    def forward(self, original: Tensor, protected: Tensor, speakers: Tensor, sessions: Tensor | None = None) -> Tensor:
+    def forward(
+        self, original: Tensor, protected: Tensor, speakers: Tensor, sessions: Tensor | None = None
+    ) -> Tensor:
         """Compute the loss of a batch, a scalar.
 
         Args:
             original: Floating tensor of shape ``(B, D)``.
-            protected: Floating tensor of shape ``(B, D)``; row i is the anonymised version of row i.
+            protected: Floating tensor of shape ``(B, D)``; row i is the anonymised version of row
+                i.
             speakers: Speaker of each row, ``(B,)``: integers, or a list of strings.
-            sessions: Session of each row, ``(B,)``: a speaker's utterances of one session share a key.
+            sessions: Session of each row, ``(B,)``: a speaker's utterances of one session share a
+                key.
         """
         original = as_squeezed_tensor("original", original)
         protected = as_squeezed_tensor("protected", protected)
@@ -73,7 +83,9 @@ class EmbeddingLoss(nn.Module):
         with torch.autocast(protected.device.type, enabled=False):
             original_rows: Tensor = _UnitRows.apply(original)  # type: ignore[no-untyped-call]
             protected_rows: Tensor = _UnitRows.apply(protected)  # type: ignore[no-untyped-call]
-            parts = self.compute_parts(UnitRowBatch(original_rows, protected_rows, speakers, sessions))
+            parts = self.compute_parts(
+                UnitRowBatch(original_rows, protected_rows, speakers, sessions)
+            )
         self._parts = {name: part.detach() for name, part in parts.items()}
         dtype = torch.promote_types(original_rows.dtype, protected_rows.dtype)
         return torch.stack(list(parts.values())).sum().to(dtype)
@@ -84,7 +96,11 @@ class EmbeddingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print``."""
-        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
+        settings = {
+            name: value
+            for name, value in vars(self).items()
+            if name[0] != "_" and name != "training"
+        }
         return ", ".join(f"{name}={value}" for name, value in settings.items())
 
     def _warn_of_useless_batches(self, speakers: Tensor) -> None:
@@ -95,18 +111,24 @@ class EmbeddingLoss(nn.Module):
         is_useless = (is_same.sum() == len(speakers)) | is_same.all()
         self._useless_batches = self._useless_batches.to(speakers.device) + is_useless
         self._batches += 1
-        if self._batches & (self._batches - 1) == 0 and 10 * int(self._useless_batches) >= self._batches:
+        if (
+            self._batches & (self._batches - 1) == 0
+            and 10 * int(self._useless_batches) >= self._batches
+        ):
             self._has_warned = True
             rank_zero_warn(
-                f"{int(self._useless_batches)} of {self._batches} batches so far had no two utterances of one speaker, "
-                "or no second speaker, so they train nothing. Draw batches with `vpmetrics.data.SpeakerBatchSampler`.",
+                f"{int(self._useless_batches)} of {self._batches} batches so far had no two"
+                " utterances of one speaker, or no second speaker, so they train nothing. Draw"
+                " batches with `vpmetrics.data.SpeakerBatchSampler`.",
                 UserWarning,
                 stacklevel=7,  # the line that calls the loss, past those of nn.Module
             )
 
 
 class _UnitRows(torch.autograd.Function):
-    """Scale rows to unit length. The gradient is tangential by construction, and bounded where scores nearly tie."""
+    """Scale rows to unit length. The gradient is tangential by construction, and bounded where
+    scores nearly tie.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -158,12 +180,15 @@ def flatten_above_diagonal(matrices: Tensor) -> Tensor:
 
 
 def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
-    """Return a mask ``(A,)`` of the attackers whose counted trials ``(A, P)`` include both classes."""
+    """Return a mask ``(A,)`` of the attackers whose counted trials ``(A, P)`` include both
+    classes.
+    """
     return (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
 
 
 class Trials(NamedTuple):
-    """Scores ``(A, P)`` of several attackers, which of the trials are of one speaker ``(P,)``, and which count.
+    """Scores ``(A, P)`` of several attackers, which of the trials are of one speaker ``(P,)``, and
+    which count.
 
     ``is_counted`` broadcasts to ``(A, P)``: the trials that an attacker compares.
     """
@@ -173,10 +198,14 @@ class Trials(NamedTuple):
     is_counted: Tensor
 
 
-def sum_surrogate_disclosures(trials: Trials, bandwidth: float, straight_through: bool, is_two_sided: bool) -> Tensor:
-    """Return D_ECE of the scores, summed over attackers; two-sided, plus that of the negated scores.
+def sum_surrogate_disclosures(
+    trials: Trials, bandwidth: float, straight_through: bool, is_two_sided: bool
+) -> Tensor:
+    """Return D_ECE of the scores, summed over attackers; two-sided, plus that of the negated
+    scores.
 
-    Where a class is missing, 0 with a graph. ``straight_through``: exact values, the gradient smooth.
+    Where a class is missing, 0 with a graph. ``straight_through``: exact values, the gradient
+    smooth.
     """
     is_counted = trials.is_counted.expand(trials.scores.shape)
     trials = trials._replace(is_counted=is_counted)
@@ -191,24 +220,33 @@ def sum_surrogate_disclosures(trials: Trials, bandwidth: float, straight_through
     return torch.where(is_defined, disclosures, 0).sum()
 
 
-def _smooth_disclosures(trials: Trials, is_defined: Tensor, bandwidth: float, is_two_sided: bool) -> Tensor:
-    """Return smoothed D_ECE of every attacker, ``(1, A)``; two-sided also of the negated scores, ``(2, A)``."""
+def _smooth_disclosures(
+    trials: Trials, is_defined: Tensor, bandwidth: float, is_two_sided: bool
+) -> Tensor:
+    """Return smoothed D_ECE of every attacker, ``(1, A)``; two-sided also of the negated scores,
+    ``(2, A)``.
+    """
     grid = lay_grid(trials.scores, bandwidth)
     labels = trials.is_target.long().expand_as(trials.scores)
     directions = []
     for soft_count in soft_counts_on_grid(grid, trials.scores, labels, trials.is_counted):
-        # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
+        # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient
+        # through `where`.
         count = torch.where(is_defined[:, None], soft_count, 1)
         directions.append(torch.stack([count, count.flip(-1)] if is_two_sided else [count]))
     return expected_disclosure(Steps(grid.points[..., 1:], *directions))
 
 
 def _exact_disclosures(trials: Trials, is_defined: Tensor, num_directions: int) -> Tensor:
-    """Return exact D_ECE of every attacker and direction, ``(num_directions, A)``; 0 where a class is missing."""
+    """Return exact D_ECE of every attacker and direction, ``(num_directions, A)``; 0 where a class
+    is missing.
+    """
     exact = widen(trials.scores.new_zeros(num_directions, len(trials.scores)))
     for attacker in is_defined.nonzero().flatten().tolist():
         is_counted = trials.is_counted[attacker]
         scores = trials.scores.detach()[attacker, is_counted]
         counts = count_by_score(scores, trials.is_target[is_counted], validate_args=False)
-        exact[:, attacker] = torch.stack([expected_disclosure(steps) for steps in counts][:num_directions])
+        exact[:, attacker] = torch.stack(
+            [expected_disclosure(steps) for steps in counts][:num_directions]
+        )
     return exact

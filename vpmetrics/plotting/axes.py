@@ -1,4 +1,6 @@
-"""What all figures share: axes, colours, markers, labels, legends and the line of the chance level."""
+"""What all figures share: axes, colours, markers, labels, legends and the line of the chance
+level.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,28 @@ from numpy.typing import NDArray
 from vpmetrics._scores.registry import scalar
 
 PlotResult = tuple[Figure, Axes]
-# The colours of Okabe and Ito are distinct for all kinds of colour vision. Black is kept for perfect privacy.
+# The colours of Okabe and Ito are distinct for all kinds of colour vision. Black is kept for
+# perfect privacy.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-CHANCE: dict[str, Any] = {"color": "black", "linewidth": 1.2, "linestyle": "--", "label": "chance", "gid": "chance"}
+CHANCE: dict[str, Any] = {
+    "color": "black",
+    "linewidth": 1.2,
+    "linestyle": "--",
+    "label": "chance",
+    "gid": "chance",
+}
 _MARKERS = "os^DvPX*>"  # filled, then hollow
-_LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines are taken: uncalibrated or extrapolated
+# dotted lines are taken: uncalibrated or extrapolated
+_LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))
 _LONGEST_LABEL = 30
 _LEGEND: dict[str, Any] = {"fontsize": "x-small", "title_fontsize": "x-small", "alignment": "left"}
 _LEGEND |= {"framealpha": 0.9, "edgecolor": "none", "handlelength": 2.4, "borderaxespad": 0.3}
 
 
 class Style:
-    """Colour, marker and line of a system by its number, from 0; 18 systems also differ without colour."""
+    """Colour, marker and line of a system by its number, from 0; 18 systems also differ without
+    colour.
+    """
 
     def __init__(self, number: int) -> None:
         self.colour, self.line = COLOURS[number % len(COLOURS)], _LINES[number % len(_LINES)]
@@ -36,7 +48,12 @@ class Style:
         self.face = self.colour if self.is_filled else "white"
         # Arguments of `Axes.plot` for markers, not for lines; `gid` tells that a system is drawn.
         fill = {"fillstyle": "full" if self.is_filled else "none", "markerfacecolor": self.face}
-        self.marker_options: dict[str, Any] = {"color": self.colour, "marker": self.marker, **fill, "gid": "system"}
+        self.marker_options: dict[str, Any] = {
+            "color": self.colour,
+            "marker": self.marker,
+            **fill,
+            "gid": "system",
+        }
 
     def curve(self, points: int) -> dict[str, Any]:
         """Return arguments of ``Axes.plot`` for a curve."""
@@ -53,7 +70,9 @@ def next_style(ax: Axes) -> Style:
 
 
 def as_label(name: str) -> str:
-    """Return a name as matplotlib can show it: printable, without mathematics, short enough for a legend."""
+    """Return a name as matplotlib can show it: printable, without mathematics, short enough for a
+    legend.
+    """
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     if len(name) > _LONGEST_LABEL:
         half = _LONGEST_LABEL // 2
@@ -63,7 +82,9 @@ def as_label(name: str) -> str:
 
 
 def axis_label(key: str, separator: str = " ") -> str:
-    """Return description, symbol and unit of a scalar for an axis: ``expected disclosure D_ECE, bit``."""
+    """Return description, symbol and unit of a scalar for an axis: ``expected disclosure D_ECE,
+    bit``.
+    """
     entry = scalar(key)
     name, colon, _ = entry.description.partition(": ")
     label = (f"{name}{separator}" if colon else "") + set_subscripts(entry.heading)
@@ -71,17 +92,23 @@ def axis_label(key: str, separator: str = " ") -> str:
 
 
 def set_subscripts(heading: str) -> str:
-    """Return a heading with its index as a subscript, in matplotlib's notation: ``$D_{ECE}$`` for ``D_ECE``."""
+    """Return a heading with its index as a subscript, in matplotlib's notation: ``$D_{ECE}$`` for
+    ``D_ECE``.
+    """
     return re.sub(r"\b([A-Za-z])_(\w+)", r"$\1_{\2}$", heading)
 
 
 def label_with_values(label: str, keys: Sequence[str], scalars: Mapping[str, Any]) -> str:
-    """Return a label with the values of some scalars in brackets; :func:`finish_axes` puts their names above."""
+    """Return a label with the values of some scalars in brackets; :func:`finish_axes` puts their
+    names above.
+    """
     return f"{as_label(label)} ({', '.join(scalar(key).show(float(scalars[key])) for key in keys)})"
 
 
 def axes_or_new(ax: Axes | None, size: tuple[float, float] = (5.0, 3.6)) -> Axes:
-    """Return given axes, or those of a new figure, which pyplot does not manage and which needs no closing."""
+    """Return given axes, or those of a new figure, which pyplot does not manage and which needs no
+    closing.
+    """
     return axes_in_grid(1, size)[0] if ax is None else ax
 
 
@@ -102,14 +129,19 @@ def figure_of(ax: Axes) -> Figure:
     """Return the figure of axes, also inside a subfigure."""
     figure = ax.get_figure(root=True)
     if figure is None:
-        raise ValueError("Expected `ax` to belong to a figure, but it was removed from its figure. Pass other axes.")
+        raise ValueError(
+            "Expected `ax` to belong to a figure, but it was removed from its figure. Pass other"
+            " axes."
+        )
     return figure
 
 
 def finish_axes(
     ax: Axes, title: str = "", keys: Sequence[str] = (), heading_suffix: str = "", **legend: Any
 ) -> PlotResult:
-    """Add grid, title and a legend; its heading names the scalars in brackets. Return figure and axes."""
+    """Add grid, title and a legend; its heading names the scalars in brackets. Return figure and
+    axes.
+    """
     ax.grid(alpha=0.3)
     ax.minorticks_off()  # of logarithmic axes they take a third of the time to draw a figure
     if title:
@@ -134,7 +166,8 @@ def move_legend_beside(ax: Axes) -> None:
 
 def draw_chance(ax: Axes, x: Sequence[Any], y: Sequence[float]) -> None:
     """Draw the line of the chance level, once for all systems that share it."""
-    ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in ax.lines if line.get_gid() == "chance"]  # type: ignore[index]
+    drawn = [line for line in ax.lines if line.get_gid() == "chance"]
+    ends = [tuple(np.asarray(line.get_xydata())[-1]) for line in drawn]
     if len(x) and (x[-1], y[-1]) not in ends:
         ax.plot(x, y, **{**CHANCE, "label": "_" if ends else "chance"})
 
@@ -147,6 +180,10 @@ def set_logarithmic_counts(ax: Axes, base: int = 10) -> None:
 
 
 def error_bar_lengths(key: str, scalars: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return the lengths of a scalar's confidence interval below and above its value, ``(2, 1)``; 0 if unknown."""
-    value, low, high = (float(scalars.get(f"{key}{suffix}", math.nan)) for suffix in ("", "_low", "_high"))
+    """Return the lengths of a scalar's confidence interval below and above its value, ``(2, 1)``; 0
+    if unknown.
+    """
+    value, low, high = (
+        float(scalars.get(f"{key}{suffix}", math.nan)) for suffix in ("", "_low", "_high")
+    )
     return np.nan_to_num([[value - low], [high - value]]).clip(min=0)

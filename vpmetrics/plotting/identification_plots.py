@@ -29,15 +29,27 @@ _RANK_KEYS = ("max_d", "mean_d")
 _LOCAL_KEYS = ("alid", "pdr")
 
 
-def draw_rank_histogram(histogram: Tensor, scalars: Mapping[str, Any], ax: Axes | None, title: str) -> PlotResult:
-    """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and the chance level."""
+def draw_rank_histogram(
+    histogram: Tensor, scalars: Mapping[str, Any], ax: Axes | None, title: str
+) -> PlotResult:
+    """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and the
+    chance level.
+    """
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
     number, ranks = max(len(counts), 1), np.arange(1, len(counts) + 1)
     with np.errstate(invalid="ignore"):
         shares = counts / counts.sum()
     is_seen = shares > 0  # a logarithmic axis has no 0
-    ax.plot(ranks[is_seen], shares[is_seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
+    ax.plot(
+        ranks[is_seen],
+        shares[is_seen],
+        "o",
+        markersize=3.5,
+        color=COLOURS[0],
+        label="observed",
+        gid="system",
+    )
     fit = fit_beta_binomial(histogram.detach()).probabilities.cpu()
     ax.plot(ranks, fit, color=COLOURS[1], label="beta-binomial fit", gid="fit")
     ax.axhline(1 / number, **CHANCE)
@@ -45,8 +57,12 @@ def draw_rank_histogram(histogram: Tensor, scalars: Mapping[str, Any], ax: Axes 
     # The same limits for any counts, so that panels of several systems can be compared.
     ax.set(yscale="log", xlim=(0.9, 1.1 * number), ylim=(1 / number / 50, 1.4))
     ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
-    disclosed = ", ".join(f"{scalar(key).heading} {scalar(key).show(float(scalars[key]))}" for key in _RANK_KEYS)
-    ax.set_title(f"{as_label(title)}\n{disclosed} bit" if title else f"{disclosed} bit", fontsize="small")
+    disclosed = ", ".join(
+        f"{scalar(key).heading} {scalar(key).show(float(scalars[key]))}" for key in _RANK_KEYS
+    )
+    ax.set_title(
+        f"{as_label(title)}\n{disclosed} bit" if title else f"{disclosed} bit", fontsize="small"
+    )
     return finish_axes(ax)
 
 
@@ -57,7 +73,11 @@ def draw_local_information(
     ax, limit = axes_or_new(ax), math.log2(max(num_references, 1))
     if not ax.lines:
         ax.axvline(0, color="black", linewidth=1.2)
-        ax.set(ylim=(0, 1.02), xlabel="local information disclosure, bit", ylabel="share of trials above")
+        ax.set(
+            ylim=(0, 1.02),
+            xlabel="local information disclosure, bit",
+            ylabel="share of trials above",
+        )
     # Once for systems with the same number of speakers.
     if limit not in [text.get_position()[0] for text in ax.texts]:
         ax.axvline(limit, color="black", linewidth=1.0, linestyle=":")
@@ -65,7 +85,10 @@ def draw_local_information(
     ordered = np.sort(bits.detach().double().cpu().numpy())
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # The curve ends at the bits that identify the speaker, which no trial exceeds.
-    x, y = np.concatenate([ordered[:1], ordered, [limit]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
+    x, y = (
+        np.concatenate([ordered[:1], ordered, [limit]]),
+        np.concatenate([np.ones(len(ordered[:1])), above, [0.0]]),
+    )
     name = label_with_values(label, _LOCAL_KEYS, scalars)
     ax.plot(x, y, **next_style(ax).curve(len(x)), drawstyle="steps-post", label=name)
     return finish_axes(ax, keys=_LOCAL_KEYS, loc="lower left")
@@ -81,8 +104,12 @@ def find_population_sizes(keys: Iterable[str]) -> list[int]:
     return sorted(int(size) for key in keys if (size := key.removeprefix("rate_")).isdigit())
 
 
-def draw_population_rate(curve: Mapping[int, float], gallery: float, ax: Axes | None, label: str = "") -> PlotResult:
-    """Draw the re-identification rate over the size of the population: a line, and dots where it is extrapolated."""
+def draw_population_rate(
+    curve: Mapping[int, float], gallery: float, ax: Axes | None, label: str = ""
+) -> PlotResult:
+    """Draw the re-identification rate over the size of the population: a line, and dots where it is
+    extrapolated.
+    """
     ax, sizes = axes_or_new(ax), sorted(curve)
     style = next_style(ax)
     if not ax.lines:
@@ -93,9 +120,14 @@ def draw_population_rate(curve: Mapping[int, float], gallery: float, ax: Axes | 
     name = f"{as_label(label)} (gallery of {gallery:.0f})" if label else f"gallery of {gallery:.0f}"
     ax.plot(sizes[:inside], rates[:inside], **style.curve(inside), label=name)
     if inside < len(sizes):
-        last, is_named = max(0, inside - 1), any(line.get_gid() == "extrapolated" for line in ax.lines)
+        last, is_named = (
+            max(0, inside - 1),
+            any(line.get_gid() == "extrapolated" for line in ax.lines),
+        )
         label = "_" if is_named else "extrapolated"
-        ax.plot(sizes[last:], rates[last:], ":", color=style.colour, label=label, gid="extrapolated")
+        ax.plot(
+            sizes[last:], rates[last:], ":", color=style.colour, label=label, gid="extrapolated"
+        )
     draw_chance(ax, sizes, [1 / size for size in sizes])
     return finish_axes(ax)
 
@@ -108,7 +140,8 @@ def draw_over_conversation_lengths(
     name: str = "re-identification rate",
     highest: float = 1.0,
 ) -> PlotResult:
-    """Draw a number over how many utterances are averaged, from 0 to its highest value, and its chance level.
+    """Draw a number over how many utterances are averaged, from 0 to its highest value, and its
+    chance level.
 
     ``chance``: one level, or one for each number of utterances.
     """
@@ -117,15 +150,24 @@ def draw_over_conversation_lengths(
         ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02 * highest, 1.02 * highest))
         set_logarithmic_counts(ax, base=2)
     values = [curve[length] for length in lengths]
-    ax.plot(lengths, values, **next_style(ax).marker_options, label=as_label(label) if label else name)
-    levels = [chance.get(length, math.nan) if isinstance(chance, Mapping) else chance for length in lengths]
+    ax.plot(
+        lengths, values, **next_style(ax).marker_options, label=as_label(label) if label else name
+    )
+    levels = [
+        chance.get(length, math.nan) if isinstance(chance, Mapping) else chance
+        for length in lengths
+    ]
     if not np.isnan(levels).all():
         draw_chance(ax, lengths, levels)
     return finish_axes(ax)
 
 
-def draw_singling_out(population_rates: Mapping[int, tuple[float, float]], ax: Axes | None, label: str) -> PlotResult:
-    """Draw rates of singling out by population size, with twice their standard errors, and the chance level."""
+def draw_singling_out(
+    population_rates: Mapping[int, tuple[float, float]], ax: Axes | None, label: str
+) -> PlotResult:
+    """Draw rates of singling out by population size, with twice their standard errors, and the
+    chance level.
+    """
     ax = axes_or_new(ax)
     sizes = [size for size in sorted(population_rates) if not math.isnan(population_rates[size][0])]
     if not ax.lines:

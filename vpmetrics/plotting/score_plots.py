@@ -1,4 +1,6 @@
-"""Figures of scores: distributions, error trade-offs, ECE profiles, calibration, and bars of disclosure."""
+"""Figures of scores: distributions, error trade-offs, ECE profiles, calibration, and bars of
+disclosure.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ from vpmetrics.plotting.axes import (
 )
 
 PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond them the prior alone decides
-_PROFILE_KEYS, _DET_KEYS, _ROC_KEYS = ("d_ece", "l_w", "tag"), ("raw_eer",), ("tpr_at_1e-2", "tpr_at_1e-3")
+_PROFILE_KEYS, _DET_KEYS, _ROC_KEYS = (
+    ("d_ece", "l_w", "tag"),
+    ("raw_eer",),
+    ("tpr_at_1e-2", "tpr_at_1e-3"),
+)
 _MARKED_FPR = (1e-2, 1e-3)  # of _ROC_KEYS
 _LOWEST_FPR = 1e-4
 _DET_TICKS = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
@@ -45,15 +51,22 @@ def draw_score_histogram(
     if bool((scores.trials.class_sizes > 0).all()) and 0 < high - low < math.inf:
         steps = scores.counts.ascending
         edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
-        counts, bins = (part.double().cpu().numpy() for part in (scores.trials.count_between(edges[1:-1]), edges))
+        counts, bins = (
+            part.double().cpu().numpy()
+            for part in (scores.trials.count_between(edges[1:-1]), edges)
+        )
         for row, name in ((1, "target"), (0, "non-target")):
             density, colour = counts[row] / counts[row].sum() / np.diff(bins), COLOURS[1 - row]
             ax.stairs(density, bins, fill=True, color=colour, alpha=0.35, label=name)
             ax.stairs(density, bins, color=colour, linewidth=1.2)
-        missed, rejected = (part.cumsum(0)[:-1] / part.sum() for part in (steps.targets, steps.nontargets))
+        missed, rejected = (
+            part.cumsum(0)[:-1] / part.sum() for part in (steps.targets, steps.nontargets)
+        )
         threshold = float(steps.edges[(missed + rejected >= 1).to(torch.uint8).argmax()])
         name = f"raw EER {scalar('raw_eer').show(float(scalars['raw_eer']))} %"
-        ax.axvline(threshold, color="black", linewidth=1.2, linestyle=":", label=name, gid="threshold")
+        ax.axvline(
+            threshold, color="black", linewidth=1.2, linestyle=":", label=name, gid="threshold"
+        )
     ax.set(xlabel="score", ylabel="density")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
     return finish_axes(ax, title, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
@@ -79,8 +92,12 @@ def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: s
     return finish_axes(ax, keys=_DET_KEYS, loc="lower left")
 
 
-def draw_log_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
-    """Draw the true-positive rate over the false-positive rate on logarithmic axes; mark FPR 1 % and 0.1 %."""
+def draw_log_roc(
+    steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str
+) -> PlotResult:
+    """Draw the true-positive rate over the false-positive rate on logarithmic axes; mark FPR 1 %
+    and 0.1 %.
+    """
     ax = axes_or_new(ax)
     if not ax.lines:
         limits = (_LOWEST_FPR, 1.0)
@@ -89,9 +106,21 @@ def draw_log_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, labe
         for fpr in _MARKED_FPR:
             ax.axvline(fpr, color="0.6", linewidth=0.8, linestyle=":")
         draw_chance(ax, limits, limits)
-    style, rates = next_style(ax), torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64)
-    ax.plot(rates, 1 - _miss_rates(steps, rates), color=style.colour, linestyle=style.line, linewidth=1.3)
-    marked, name = [float(scalars[key]) for key in _ROC_KEYS], label_with_values(label, _ROC_KEYS, scalars)
+    style, rates = (
+        next_style(ax),
+        torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64),
+    )
+    ax.plot(
+        rates,
+        1 - _miss_rates(steps, rates),
+        color=style.colour,
+        linestyle=style.line,
+        linewidth=1.3,
+    )
+    marked, name = (
+        [float(scalars[key]) for key in _ROC_KEYS],
+        label_with_values(label, _ROC_KEYS, scalars),
+    )
     # NaN between the markers: only the legend shows a line.
     x, y = (_MARKED_FPR[0], math.nan, _MARKED_FPR[1]), (marked[0], math.nan, marked[1])
     ax.plot(x, y, **style.marker_options, linestyle=style.line, label=name)
@@ -99,8 +128,12 @@ def draw_log_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, labe
 
 
 def _miss_rates(steps: Steps, false_alarm_rates: Tensor) -> Tensor:
-    """Return the miss rate at each of ascending false-alarm rates, linear between the points of the ROC."""
-    missed, rejected = ((part / part[-1]).double().cpu().numpy() for part in missed_and_rejected_counts(steps))
+    """Return the miss rate at each of ascending false-alarm rates, linear between the points of the
+    ROC.
+    """
+    missed, rejected = (
+        (part / part[-1]).double().cpu().numpy() for part in missed_and_rejected_counts(steps)
+    )
     return torch.from_numpy(np.interp(1 - false_alarm_rates.numpy(), rejected, missed))
 
 
@@ -112,7 +145,8 @@ def draw_ece_profile(
     label: str,
     interval: tuple[Tensor, Tensor] | None = None,
 ) -> PlotResult:
-    """Draw the empirical cross-entropy over the prior: of the oracle calibration, and, dotted, of the scores.
+    """Draw the empirical cross-entropy over the prior: of the oracle calibration, and, dotted, of
+    the scores.
 
     ``interval``: both ends of the confidence interval of ``minimum``, drawn as a band.
     """
@@ -123,7 +157,12 @@ def draw_ece_profile(
         ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
         ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
     style = next_style(ax)
-    ax.plot(odds, minimum.cpu(), **style.curve(len(odds)), label=label_with_values(label, _PROFILE_KEYS, scalars))
+    ax.plot(
+        odds,
+        minimum.cpu(),
+        **style.curve(len(odds)),
+        label=label_with_values(label, _PROFILE_KEYS, scalars),
+    )
     if interval is not None:
         low, high = (end.cpu().numpy() for end in interval)
         ax.fill_between(odds, low, high, color=style.colour, alpha=0.18, linewidth=0)
@@ -136,15 +175,21 @@ def draw_ece_profile(
 def draw_attacker_profile(
     cross_entropy: Tensor, calibration_distortion: float, cllr: float, ax: Axes, label: str
 ) -> PlotResult:
-    """Draw the ECE profile of scores that an attacker calibrated, on the axes of :func:`draw_ece_profile`."""
-    odds, name = PROFILE_LOG_ODDS / math.log(10), f"{as_label(label)} [{calibration_distortion:.3f}; {cllr:.3f}]"
+    """Draw the ECE profile of scores that an attacker calibrated, on the axes of
+    :func:`draw_ece_profile`.
+    """
+    odds, name = (
+        PROFILE_LOG_ODDS / math.log(10),
+        f"{as_label(label)} [{calibration_distortion:.3f}; {cllr:.3f}]",
+    )
     ax.plot(odds, cross_entropy.cpu(), **next_style(ax).curve(len(odds)), label=name)
     heading_suffix = ";\n[$C_{ECE}$ in bit; $C_{llr}$]"
     return finish_axes(ax, keys=_PROFILE_KEYS, heading_suffix=heading_suffix, loc="upper left")
 
 
 def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -> PlotResult:
-    """Draw the share of targets over the posterior of log-likelihood ratios, at the prior of the trials.
+    """Draw the share of targets over the posterior of log-likelihood ratios, at the prior of the
+    trials.
 
     ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
     """
@@ -158,14 +203,26 @@ def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label:
     place, total = np.clip((posterior * bins).astype(int), 0, bins - 1), numbers.sum(0).numpy()
     count = np.bincount(place, total, bins)
     has_trials = count > 0
-    sums = (np.bincount(place, each, bins)[has_trials] for each in (posterior * total, numbers[1].numpy()))
+    sums = (
+        np.bincount(place, each, bins)[has_trials]
+        for each in (posterior * total, numbers[1].numpy())
+    )
     mean, share = (each / count[has_trials] for each in sums)
     style = next_style(ax)
     options = {**style.marker_options, "linestyle": style.line, "linewidth": 1, "markersize": 4.5}
     ax.plot(mean, share, **options, label=as_label(label))
-    # Larger marks where more trials are, on a logarithmic scale that still shows bins of few trials.
+    # Larger marks where more trials are, on a logarithmic scale that still shows bins of few
+    # trials.
     sizes = 6 + 12 * np.log10(count[has_trials])
-    ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)
+    ax.scatter(
+        mean,
+        share,
+        s=sizes,
+        facecolor=style.face,
+        edgecolor=style.colour,
+        marker=style.marker,
+        zorder=3,
+    )
     return finish_axes(ax, loc="upper left")
 
 
@@ -176,7 +233,8 @@ def draw_attacks(
     title: str = "",
     fused: Sequence[float] = (math.nan,) * 3,
 ) -> PlotResult:
-    """Draw the expected disclosure to each attack, sorted, to all of them fused on top, and its chance level.
+    """Draw the expected disclosure to each attack, sorted, to all of them fused on top, and its
+    chance level.
 
     ``fused``: the disclosure to the fused attacker, and both ends of its confidence interval.
     """
@@ -191,34 +249,60 @@ def draw_attacks(
     return _draw_bars(ax, bars, [*bars.values(), *fused], axis_label("d_ece"), title, COLOURS[1])
 
 
-def draw_attribute_bits(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, title: str = "") -> PlotResult:
+def draw_attribute_bits(
+    attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, title: str = ""
+) -> PlotResult:
     """Draw the disclosure of each attribute, its chance level, and that of original speech.
 
-    Each maps ``disclosure``, ``disclosure_low``, ``disclosure_high``, ``chance`` and ``original`` to bits, where known.
+    Each maps ``disclosure``, ``disclosure_low``, ``disclosure_high``, ``chance`` and ``original``
+    to bits, where known.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     keys = ("disclosure", "disclosure_low", "disclosure_high", "chance", "original")
     # The first is on top.
-    rows = {name: [attributes[name].get(key, math.nan) for key in keys] for name in reversed(list(attributes))}
+    rows = {
+        name: [attributes[name].get(key, math.nan) for key in keys]
+        for name in reversed(list(attributes))
+    }
     for place, (*interval, chance, original) in enumerate(rows.values()):
         names = ("confidence interval", "chance", "original speech") if place == 0 else ["_"] * 3
         _draw_interval(ax, place, interval, names[0])
         ax.plot([chance, chance], [place - 0.4, place + 0.4], **{**CHANCE, "label": names[1]})
-        ax.plot(original, place, "D", color=COLOURS[1], markerfacecolor="white", label=names[2], gid="original")
-    bars, values = {name: row[0] for name, row in rows.items()}, [value for row in rows.values() for value in row]
+        ax.plot(
+            original,
+            place,
+            "D",
+            color=COLOURS[1],
+            markerfacecolor="white",
+            label=names[2],
+            gid="original",
+        )
+    bars, values = (
+        {name: row[0] for name, row in rows.items()},
+        [value for row in rows.values() for value in row],
+    )
     return _draw_bars(ax, bars, values, "disclosure of an attribute, bit", title, COLOURS[0])
 
 
 def _draw_bars(
-    ax: Axes, bars: Mapping[str, float], values: Sequence[float], xlabel: str, title: str, last_colour: str
+    ax: Axes,
+    bars: Mapping[str, float],
+    values: Sequence[float],
+    xlabel: str,
+    title: str,
+    last_colour: str,
 ) -> PlotResult:
-    """Draw bars with their names and numbers, the last one on top; the axis reaches beyond all values."""
+    """Draw bars with their names and numbers, the last one on top; the axis reaches beyond all
+    values.
+    """
     places = range(len(bars))
     colours = [*[COLOURS[0]] * (len(bars) - 1), last_colour]
     ax.barh(places, list(bars.values()), color=colours[: len(bars)], height=0.7)
     for place, value in zip(places, bars.values(), strict=True):
         # A column at the right, where no interval ends.
-        text = ax.text(0.99, place, f"{value:.3f}", transform=ax.get_yaxis_transform(), fontsize="x-small")
+        text = ax.text(
+            0.99, place, f"{value:.3f}", transform=ax.get_yaxis_transform(), fontsize="x-small"
+        )
         text.set(ha="right", va="center")
     ax.set_yticks(places, list(map(as_label, bars)), fontsize="small")
     ax.set_ylim(-0.5 - 0.13 * len(bars), len(bars) - 0.4)  # room for the legend below all bars
@@ -229,9 +313,20 @@ def _draw_bars(
     return result
 
 
-def _draw_interval(ax: Axes, place: int, interval: Sequence[float], label: str, marker: str = "none") -> None:
+def _draw_interval(
+    ax: Axes, place: int, interval: Sequence[float], label: str, marker: str = "none"
+) -> None:
     """Draw value, low and high end in the lower part of a bar, where all are known."""
     value, low, high = interval
     if math.isfinite(value + low + high):
         xerr = [[max(0.0, value - low)], [max(0.0, high - value)]]
-        ax.errorbar(value, place - 0.22, xerr=xerr, fmt=marker, color="black", markersize=4, capsize=2.5, label=label)
+        ax.errorbar(
+            value,
+            place - 0.22,
+            xerr=xerr,
+            fmt=marker,
+            color="black",
+            markersize=4,
+            capsize=2.5,
+            label=label,
+        )

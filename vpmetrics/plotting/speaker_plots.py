@@ -15,7 +15,15 @@ from torch import Tensor
 
 from vpmetrics._scores.speaker_disclosure import SpeakerDisclosure
 from vpmetrics._scores.speaker_similarity import SimilarityMatrices
-from vpmetrics.plotting.axes import CHANCE, COLOURS, PlotResult, as_label, axes_or_new, figure_of, finish_axes
+from vpmetrics.plotting.axes import (
+    CHANCE,
+    COLOURS,
+    PlotResult,
+    as_label,
+    axes_or_new,
+    figure_of,
+    finish_axes,
+)
 
 _NAMED_SPEAKERS = 3
 _NAME_OFFSET = 4  # points between a name and its marker
@@ -38,7 +46,14 @@ def draw_similarity_matrices(
             x, y = place + column * count, place + row * count
             ax.scatter(x, y, c=np.diagonal(quadrant), s=1.5, marker="s", linewidths=0, **colours)
         corner = (0.485 + column / 2, 0.985 - row / 2)  # away from the diagonal
-        text = ax.text(*corner, "OP"[row] + "OP"[column], transform=ax.transAxes, color="white", ha="right", va="top")
+        text = ax.text(
+            *corner,
+            "OP"[row] + "OP"[column],
+            transform=ax.transAxes,
+            color="white",
+            ha="right",
+            va="top",
+        )
         text.set(fontsize="small", path_effects=[withStroke(linewidth=1.5, foreground="black")])
     for draw_line in (ax.axhline, ax.axvline):
         draw_line(count - 0.5, color="white", linewidth=1)
@@ -62,9 +77,11 @@ def draw_zoo(
     title: str = "",
     names: Sequence[str] | None = None,
 ) -> PlotResult:
-    """Draw one point per speaker: the mean of own trials and of trials with others. Count the animals in the corners.
+    """Draw one point per speaker: the mean of own trials and of trials with others. Count the
+    animals in the corners.
 
-    After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of both.
+    After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of
+    both.
     """
     ax = axes_or_new(ax, size=(4.6, 3.8))
     x, y = (values.detach().double().cpu().numpy() for values in (within_speaker, between_speakers))
@@ -73,39 +90,68 @@ def draw_zoo(
     quartiles = [np.quantile(values, (0.25, 0.75)) for values in (x, y) if len(x) > 3]
     # Equal speakers would be every animal.
     if quartiles and not any(np.isclose(low, high) for low, high in quartiles):
-        is_outer = [(values < low, values > high) for values, (low, high) in zip((x, y), quartiles, strict=True)]
+        is_outer = [
+            (values < low, values > high)
+            for values, (low, high) in zip((x, y), quartiles, strict=True)
+        ]
         for draw_line, ends in zip((ax.axvline, ax.axhline), quartiles, strict=True):
             for value in ends:
                 draw_line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
-        for name, right, top in (("worms", 0, 1), ("chameleons", 1, 1), ("phantoms", 0, 0), ("doves", 1, 0)):
+        for name, right, top in (
+            ("worms", 0, 1),
+            ("chameleons", 1, 1),
+            ("phantoms", 0, 0),
+            ("doves", 1, 0),
+        ):
             corner, number = (
                 (0.02 + 0.96 * right, 0.02 + 0.96 * top),
                 int((is_outer[0][right] & is_outer[1][top]).sum()),
             )
-            text = ax.text(*corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small")
+            text = ax.text(
+                *corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small"
+            )
             text.set(path_effects=[withStroke(linewidth=2, foreground="white")])
             text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
     if names is not None:
         for name, *point in zip(np.asarray(names)[is_defined], x, y, strict=True):
-            ax.annotate(str(name), tuple(point), xytext=(3, 3), textcoords="offset points", fontsize=6)
+            ax.annotate(
+                str(name), tuple(point), xytext=(3, 3), textcoords="offset points", fontsize=6
+            )
     ax.set(xlabel="similarity within speaker", ylabel="similarity with others")
     ax.margins(0.12)
     return finish_axes(ax, title)
 
 
 def draw_tested_and_enrolled(
-    disclosed: SpeakerDisclosure, d_ece: float, speaker_name: Callable[[int], str], ax: Axes | None, title: str = ""
+    disclosed: SpeakerDisclosure,
+    d_ece: float,
+    speaker_name: Callable[[int], str],
+    ax: Axes | None,
+    title: str = "",
 ) -> PlotResult:
-    """Draw the D_ECE of every speaker, as the tested one (sorted) and as the enrolled one, and that of all trials."""
+    """Draw the D_ECE of every speaker, as the tested one (sorted) and as the enrolled one, and that
+    of all trials.
+    """
     ax = axes_or_new(ax, size=(4.8, 3.6))
-    tested, enrolled = (side.d_ece.detach().cpu().double().numpy() for side in (disclosed.probed, disclosed.enrolled))
+    tested, enrolled = (
+        side.d_ece.detach().cpu().double().numpy()
+        for side in (disclosed.probed, disclosed.enrolled)
+    )
     order = np.argsort(-tested, kind="stable")[: np.isfinite(tested).sum()]
     tested, enrolled = tested[order], enrolled[order]
     places = np.arange(1, len(order) + 1)
     dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3}
     if not np.array_equal(tested, enrolled, equal_nan=True):
-        ax.plot(places, enrolled, **dots, fillstyle="none", color=COLOURS[1], label="enrolled", gid="enrolled")
+        ax.plot(
+            places,
+            enrolled,
+            **dots,
+            fillstyle="none",
+            color=COLOURS[1],
+            label="enrolled",
+            gid="enrolled",
+        )
     ax.plot(places, tested, **dots, color=COLOURS[0], label="tested", gid="probed")
     ax.axhline(d_ece, **{**CHANCE, "linewidth": 1.0, "label": "all trials", "gid": "mean"})
     ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
@@ -117,9 +163,13 @@ def draw_tested_and_enrolled(
     heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
     font = FontProperties(size="x-small")
     spacing = 1.2 * font.get_size_in_points()
-    above = [*accumulate(heights[::-1] + _NAME_OFFSET, lambda below, own: max(below + spacing, own))][::-1]
+    above = [
+        *accumulate(heights[::-1] + _NAME_OFFSET, lambda below, own: max(below + spacing, own))
+    ][::-1]
     for speaker, point, offset in zip(order, points, above - heights, strict=False):
         name = as_label(speaker_name(speaker))
-        text = ax.annotate(name, point, (5, offset), textcoords="offset points", fontproperties=font)
+        text = ax.annotate(
+            name, point, (5, offset), textcoords="offset points", fontproperties=font
+        )
         text.set_path_effects([withStroke(linewidth=2, foreground="white")])
     return finish_axes(ax, title, loc="lower left")

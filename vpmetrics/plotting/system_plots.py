@@ -26,14 +26,22 @@ from vpmetrics.plotting.axes import (
 )
 
 _LEAST_DECIBELS = 1.0  # that an axis of gains spans
-_WHISKERS: dict[str, Any] = {"linewidth": 1.1, "capsize": 2.5, "alpha": 0.6, "zorder": 1.5}  # below the points
+# below the points
+_WHISKERS: dict[str, Any] = {"linewidth": 1.1, "capsize": 2.5, "alpha": 0.6, "zorder": 1.5}
 
 
-def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | None, float | None]) -> PlotResult:
-    """Draw one value as a point, several as a line over steps; one line for every entry of a dictionary."""
+def draw_scalars(
+    val: Any, ax: Axes | None, name: str, bounds: tuple[float | None, float | None]
+) -> PlotResult:
+    """Draw one value as a point, several as a line over steps; one line for every entry of a
+    dictionary.
+    """
     ax = axes_or_new(ax)
     has_steps = isinstance(val, Sequence) or (isinstance(val, Tensor) and val.dim() == 1)
-    rows = [step if isinstance(step, Mapping) else {name: step} for step in (val if has_steps else [val])]
+    rows = [
+        step if isinstance(step, Mapping) else {name: step}
+        for step in (val if has_steps else [val])
+    ]
     for key in rows[0]:
         label = "_" if len(rows[0]) == 1 else as_label(key)
         ax.plot([float(row[key]) for row in rows], **next_style(ax).marker_options, label=label)
@@ -47,10 +55,13 @@ def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | Non
     return finish_axes(ax)
 
 
-def draw_deid_gvd(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | None = None) -> PlotResult:
+def draw_deid_gvd(
+    systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | None = None
+) -> PlotResult:
     """Draw gain of voice distinctiveness over de-identification, one labelled point per system.
 
-    Each system is a name and its scalars: ``deid``, ``gvd`` and, where known, the ends of their confidence intervals.
+    Each system is a name and its scalars: ``deid``, ``gvd`` and, where known, the ends of their
+    confidence intervals.
     """
     ax = axes_or_new(ax, size=(4.6, 3.4))
     if not ax.lines:
@@ -58,7 +69,10 @@ def draw_deid_gvd(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | N
     for name, scalars in systems:
         style, deid, gvd = next_style(ax), float(scalars["deid"]), float(scalars["gvd"])
         # Each point is smaller than the one before, and has an edge, so that equal points are seen.
-        marks: dict[str, Any] = {**style.marker_options, "markersize": max(12 - 1.5 * style.number, 6)}
+        marks: dict[str, Any] = {
+            **style.marker_options,
+            "markersize": max(12 - 1.5 * style.number, 6),
+        }
         marks |= {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.is_filled else {}
         ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name))
         xerr, yerr = 100 * error_bar_lengths("deid", scalars), error_bar_lengths("gvd", scalars)
@@ -80,16 +94,27 @@ def _prepare_deid_gvd_axes(ax: Axes) -> None:
 def draw_path(history: Sequence[Mapping[str, Any]], ax: Axes | None) -> PlotResult:
     """Draw de-identification and gain of voice distinctiveness of a training, epoch by epoch.
 
-    ``history``: ``deid`` and ``gvd`` of each measurement, and its ``epoch`` if that is not its place in the sequence.
+    ``history``: ``deid`` and ``gvd`` of each measurement, and its ``epoch`` if that is not its
+    place in the sequence.
     """
     ax = axes_or_new(ax, size=(4.8, 3.4))
-    rows = [(100 * float(row["deid"]), float(row["gvd"]), row.get("epoch", place)) for place, row in enumerate(history)]
+    rows = [
+        (100 * float(row["deid"]), float(row["gvd"]), row.get("epoch", place))
+        for place, row in enumerate(history)
+    ]
     points = np.array(rows, dtype=float).reshape(-1, 3)
     points = points[np.isfinite(points).all(1)]
     ax.plot(points[:, 0], points[:, 1], color="0.6", linewidth=1.0, zorder=1)
     dots = ax.scatter(points[:, 0], points[:, 1], c=points[:, 2], cmap="viridis", s=28, zorder=2)
     if len(points):
-        ax.plot(*points[-1, :2], "o", markersize=11, markerfacecolor="none", color=COLOURS[1], label="last epoch")
+        ax.plot(
+            *points[-1, :2],
+            "o",
+            markersize=11,
+            markerfacecolor="none",
+            color=COLOURS[1],
+            label="last epoch",
+        )
         figure_of(ax).colorbar(dots, ax=ax, label="epoch", ticks=MaxNLocator(integer=True, nbins=6))
     _prepare_deid_gvd_axes(ax)
     ax.set_xlim(left=min([0, *points[:, 0]]) - 3)
@@ -107,12 +132,15 @@ def draw_utility(
 ) -> PlotResult:
     """Draw a utility over the disclosure, one point per system, and the Pareto front.
 
-    Each system is a name, its scalars with ``key`` and the ends of its confidence interval, and its utility. Points of
-    one name share a style and an entry of the legend. ``budget``: the largest value allowed, as a line.
+    Each system is a name, its scalars with ``key`` and the ends of its confidence interval, and its
+    utility. Points of one name share a style and an entry of the legend. ``budget``: the largest
+    value allowed, as a line.
     """
     ax = axes_or_new(ax, size=(4.8, 3.4))
     x_label, scale = _describe_disclosure_axis(key)
-    front = [(scale * value, utility) for value, utility in _find_front(systems, key, is_lower_better)]
+    front = [
+        (scale * value, utility) for value, utility in _find_front(systems, key, is_lower_better)
+    ]
     _draw_front(ax, front, color="0.6")
     first_style = next_style(ax).number
     style_of_label: dict[str, Style] = {}
@@ -124,7 +152,13 @@ def draw_utility(
         ax.errorbar(value, utility, xerr=whiskers, color=style.colour, **_WHISKERS)
         ax.plot(value, utility, linestyle="none", **style.marker_options, label=legend_entry)
     if budget is not None:
-        ax.axvline(scale * budget, color="black", linewidth=1.0, linestyle="--", label=f"budget {scale * budget:g}")
+        ax.axvline(
+            scale * budget,
+            color="black",
+            linewidth=1.0,
+            linestyle="--",
+            label=f"budget {scale * budget:g}",
+        )
     better = "lower" if is_lower_better else "higher"
     ax.set(xlabel=x_label, ylabel=f"{as_label(name)} ({better} is better)")
     if key == "disclosure":
@@ -161,4 +195,10 @@ def _draw_front(ax: Axes, front: Sequence[tuple[float, float]], **line: Any) -> 
     if len(front) < 2:
         return
     # A step: the best utility at each disclosure, not a mixture of two systems.
-    ax.plot(*zip(*front, strict=True), linewidth=1.0, drawstyle="steps-post", label="Pareto front", **line)
+    ax.plot(
+        *zip(*front, strict=True),
+        linewidth=1.0,
+        drawstyle="steps-post",
+        label="Pareto front",
+        **line,
+    )

@@ -34,7 +34,11 @@ from vpmetrics._util.inputs import (
 )
 from vpmetrics.readers.trial_files import read_map, read_parquet
 
-_UTTERANCE_KEYS = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
+_UTTERANCE_KEYS = [
+    f"{name}{end}"
+    for name in ("utterance", "utt", "utterance_id", "utt_id", "id")
+    for end in ("s", "")
+]
 VECTOR_FILE = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
 _NUMBERED_COLUMN = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
 _KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
@@ -58,7 +62,9 @@ class StoredArray:
 
 
 class Arrays(NamedTuple):
-    """The arrays of a file by name, under no name where it holds a single one, and the names of their rows."""
+    """The arrays of a file by name, under no name where it holds a single one, and the names of
+    their rows.
+    """
 
     by_name: dict[str, Array | StoredArray]
     utterances: list[str] | None = None
@@ -78,10 +84,16 @@ def read_arrays(path: str, file_format: str | None = None) -> Arrays:
     if Path(path).is_dir():
         arrays, file_format = _read_folder_of_vectors(Path(path)), "folder"
     elif file_format not in READERS:
-        raise InputError(f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's", path)
+        raise InputError(
+            f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's",
+            path,
+        )
     else:
         arrays = _read_file(path, file_format)
-    shapes = [f"{name} {' x '.join(map(str, values.shape))}".strip() for name, values in arrays.by_name.items()]
+    shapes = [
+        f"{name} {' x '.join(map(str, values.shape))}".strip()
+        for name, values in arrays.by_name.items()
+    ]
     named = "" if arrays.utterances is None else ", named rows"
     record_file(path, f"{file_format}: {', '.join(shapes[:8])}{named}")
     return arrays
@@ -93,15 +105,23 @@ def _read_file(path: str, file_format: str) -> Arrays:
             return READERS[file_format](file, path)
     except (InputError, ModuleNotFoundError):
         raise
-    except (Exception, pl.exceptions.PanicException) as error:  # whatever libraries raise for a damaged file
-        raise InputError(f"is not a readable .{file_format} file ({describe_error(error)})", path) from None
+    # whatever libraries raise for a damaged file
+    except (Exception, pl.exceptions.PanicException) as error:
+        raise InputError(
+            f"is not a readable .{file_format} file ({describe_error(error)})", path
+        ) from None
 
 
 def _read_folder_of_vectors(folder: Path) -> Arrays:
-    """Read the vectors of a challenge's folder, or one ``.npy`` or ``.pt`` file per utterance, named by its stem."""
+    """Read the vectors of a challenge's folder, or one ``.npy`` or ``.pt`` file per utterance,
+    named by its stem.
+    """
     if (folder / VECTOR_FILE).is_file():
         return read_arrays(str(folder / VECTOR_FILE))
-    vectors, files = [], sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
+    vectors, files = (
+        [],
+        sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth")),
+    )
     if not files:
         expected = "recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file per utterance"
         raise InputError(f"expected {expected}, but got neither", folder)
@@ -110,7 +130,9 @@ def _read_folder_of_vectors(folder: Path) -> Arrays:
         arrays = _read_file(str(path), path.suffix[1:])
         if set(arrays.by_name) != {""}:
             raise InputError("expected one vector, but got several arrays", path)
-        name = path.stem if has_unique_stems else path.relative_to(folder).with_suffix("").as_posix()
+        name = (
+            path.stem if has_unique_stems else path.relative_to(folder).with_suffix("").as_posix()
+        )
         vectors.append((name, arrays.load("").squeeze(), str(path)))
     return _stack_vectors(vectors, str(folder))
 
@@ -122,14 +144,18 @@ def _stack_vectors(vectors: Iterable[NamedVector], path: str) -> Arrays:
         rows.append(vector)
         if vector.ndim != 1 or vector.shape != rows[0].shape:
             got = f"shapes {rows[0].shape} of {quote(names[0])} and {vector.shape} of {quote(name)}"
-            raise InputError(f"expected one vector per utterance, all of one length, but got {got}", where)
+            raise InputError(
+                f"expected one vector per utterance, all of one length, but got {got}", where
+            )
     if not rows:
         raise InputError("expected vectors, but got an empty file", path)
     return Arrays({"": np.stack(rows)}, names)
 
 
 def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
-    """Return the arrays of a file by name; vectors named by utterance become the rows of one array."""
+    """Return the arrays of a file by name; vectors named by utterance become the rows of one
+    array.
+    """
     arrays: dict[str, Array | StoredArray] = {}
     vectors: list[NamedVector] = []
     for name, values in content.items():
@@ -146,7 +172,9 @@ def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
 
 
 def _are_named_vectors(arrays: Mapping[str, Any]) -> bool:
-    """Return whether all arrays are vectors of numbers, ``(D,)`` or ``(1, D)``, each with the name of an utterance."""
+    """Return whether all arrays are vectors of numbers, ``(D,)`` or ``(1, D)``, each with the name
+    of an utterance.
+    """
     if not arrays or "" in arrays:
         return False
     for values in arrays.values():
@@ -168,21 +196,35 @@ def _find_utterance_key(arrays: Mapping[str, Any]) -> str | None:
 
 
 def _as_array(values: Any, where: str) -> Array | None:
-    """Convert what a library has read to an array; return None for anything else, such as a text."""
-    if isinstance(values, (list, tuple)) and len(values) and all(isinstance(value, Tensor) for value in values):
+    """Convert what a library has read to an array; return None for anything else, such as a
+    text.
+    """
+    if (
+        isinstance(values, (list, tuple))
+        and len(values)
+        and all(isinstance(value, Tensor) for value in values)
+    ):
         if any(value.shape != values[0].shape for value in values):
             kind = type(values).__name__
-            raise InputError(f"holds a {kind} of tensors of several shapes; save a dictionary of tensors", where)
+            raise InputError(
+                f"holds a {kind} of tensors of several shapes; save a dictionary of tensors", where
+            )
         values = torch.stack(tuple(values))
     if isinstance(values, Tensor):
         if values.is_quantized or values.layout != torch.strided:
             got = "a quantised tensor" if values.is_quantized else "a sparse tensor"
             remedy = "dequantize()" if values.is_quantized else "to_dense()"
-            raise InputError(f"expected a dense tensor of numbers, but got {got}; save its .{remedy}", where)
-        check_unpacked_size(values.numel() * values.element_size(), where)  # a view may repeat one number
+            raise InputError(
+                f"expected a dense tensor of numbers, but got {got}; save its .{remedy}", where
+            )
+        # a view may repeat one number
+        check_unpacked_size(values.numel() * values.element_size(), where)
         values = values.detach().cpu()
         # NumPy has neither bfloat16 nor floats of 8 bits.
-        is_known = values.dtype in (torch.float16, torch.float32, torch.float64) or not values.is_floating_point()
+        is_known = (
+            values.dtype in (torch.float16, torch.float32, torch.float64)
+            or not values.is_floating_point()
+        )
         return np.asarray((values if is_known else values.float()).numpy())
     is_list = isinstance(values, (list, tuple)) and len(values)
     return np.asarray(values) if is_list or isinstance(values, np.ndarray) else None
@@ -217,8 +259,11 @@ def _size_of(file: BinaryIO) -> int:
     return size
 
 
-def check_array_header(file: IO[bytes], size: int, where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order of Fortran or not, and type of an array of NumPy; the file is left where its numbers begin.
+def check_array_header(
+    file: IO[bytes], size: int, where: str
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order of Fortran or not, and type of an array of NumPy; the file is left where
+    its numbers begin.
 
     Raise for one with objects, or with more numbers than ``size``, its length in bytes, allows.
     """
@@ -245,20 +290,31 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
     except UnpicklingError:  # PyTorch's own message advises to load the file without protection
         got = "other objects than tensors, numbers and texts"
         raise InputError(f"holds {got}; save tensors, or use .npz", path) from None
-    if isinstance(content, tuple) or (isinstance(content, list) and not all(isinstance(v, Tensor) for v in content)):
+    if isinstance(content, tuple) or (
+        isinstance(content, list) and not all(isinstance(v, Tensor) for v in content)
+    ):
         got = f"a {type(content).__name__} of {len(content)}"
-        expected = "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
+        expected = (
+            "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
+        )
         raise InputError(f"expected {expected}, but got {got}", path)
     arrays = _collect_arrays(content if isinstance(content, Mapping) else {"": content}, path)
     index, speaker_list = (Path(path).with_name(name) for name in ("id2idx", "idx2spk"))
-    is_matrix = set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
+    is_matrix = (
+        set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
+    )
     if not is_matrix or not index.is_file():
         return arrays
-    # The rows of a challenge's file have any order: two lists in the same folder hold their names and speakers.
+    # The rows of a challenge's file have any order: two lists in the same folder hold their names
+    # and speakers.
     row_of = read_map(index, "utterance row")
     rows = [str(row) for row in range(len(arrays.load("")))]
     if sorted(row_of.values()) != sorted(rows):
-        got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
+        got = (
+            f"{len(row_of)} lines"
+            if len(row_of) != len(rows)
+            else "some rows twice and others not at all"
+        )
         raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
     utterance_of = {row: utterance for utterance, row in row_of.items()}
     speaker_of = read_map(speaker_list, "row speaker") if speaker_list.is_file() else {}
@@ -268,7 +324,9 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
 
 
 def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
-    """Return the sets of a file: all vectors where utterances name them, else sets to be read where they are needed."""
+    """Return the sets of a file: all vectors where utterances name them, else sets to be read where
+    they are needed.
+    """
     import h5py
 
     datasets: dict[str, Any] = {}
@@ -282,7 +340,8 @@ def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
         for name, dataset in datasets.items():
             if dataset.is_virtual or dataset.external:
                 raise InputError(
-                    "is stored in other files, which are not read; copy it into this one", f"{path}:{name}"
+                    "is stored in other files, which are not read; copy it into this one",
+                    f"{path}:{name}",
                 )
         if _are_named_vectors(datasets):
             check_unpacked_size(sum(dataset.nbytes for dataset in datasets.values()), path)
@@ -290,7 +349,9 @@ def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
         by_name: dict[str, Array | StoredArray] = {}
         for name, dataset in datasets.items():
             if dataset.shape is not None:  # of a set without a space for values
-                by_name[name] = StoredArray(dataset.shape, dataset.dtype, partial(_load_hdf5_dataset, path, name))
+                by_name[name] = StoredArray(
+                    dataset.shape, dataset.dtype, partial(_load_hdf5_dataset, path, name)
+                )
         names_key = _find_utterance_key(by_name)
         if names_key is None:
             return Arrays(by_name)
@@ -317,19 +378,25 @@ def _load_hdf5_dataset(path: str, name: str) -> Array:
 
 def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
     frame = pl.read_csv(file.read(), separator=separator, infer_schema=False)
-    if number := next((name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None):
+    if number := next(
+        (name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None
+    ):
         raise InputError(f"expected a first line of column names, but got {quote(number)}", path, 1)
     for name in filter(_NUMBERED_COLUMN.fullmatch, frame.columns):
         numbers = frame[name].cast(pl.Float64, strict=False)
         if numbers.is_null().any():
             at = int(numbers.is_null().arg_max() or 0)
-            raise InputError(f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2)
+            raise InputError(
+                f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2
+            )
         frame = frame.with_columns(numbers)
     return _collect_columns(frame, path)
 
 
 def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
-    """Return a table by name: columns of lists are matrices, and so are numbered columns, as ``x0``, ``x1``."""
+    """Return a table by name: columns of lists are matrices, and so are numbered columns, as
+    ``x0``, ``x1``.
+    """
     numbered: dict[str, list[str]] = {}
     arrays: dict[str, Any] = {}
     for name, column in frame.to_dict().items():
@@ -339,7 +406,9 @@ def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
             lengths = lists.list.len()
             if lengths.n_unique() > 1 or lengths.has_nulls():
                 got = sorted(set(lengths.to_list()), key=str)[:3]
-                raise InputError(f"expected lists of one length in column {quote(name)}, but got {got}", path)
+                raise InputError(
+                    f"expected lists of one length in column {quote(name)}, but got {got}", path
+                )
             arrays[name] = np.asarray(lists.explode().to_numpy().reshape(len(lists), -1))
         elif match and column.dtype.is_numeric():
             numbered.setdefault(match[1], []).append(name)
@@ -361,14 +430,19 @@ def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
         try:
             name = (read_token(file) or "").strip()
         except UnicodeDecodeError:
-            raise InputError(f"expected the name of vector {number}, but got other bytes", path) from None
+            raise InputError(
+                f"expected the name of vector {number}, but got other bytes", path
+            ) from None
         if not name:
             return
         where = f"{path}: vector {number}, {shorten(name)}"
         yield name, _read_kaldi_vector(file, where), where
-    # Text is not read by kaldiio, which takes all numbers of a vector for integers where the first has no point.
+    # Text is not read by kaldiio, which takes all numbers of a vector for integers where the first
+    # has no point.
     for number, line in enumerate(file, 1):
-        name, *fields = line.decode(errors="replace").replace("[", " ").replace("]", " ").split() or [""]
+        name, *fields = line.decode(errors="replace").replace("[", " ").replace(
+            "]", " "
+        ).split() or [""]
         values = pl.Series(fields, dtype=pl.String).cast(pl.Float64, strict=False)
         if name and (not fields or values.has_nulls()):
             got = quote(fields[values.is_null().arg_max() or 0]) if fields else "no numbers"
@@ -378,7 +452,9 @@ def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
 
 
 def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
-    """Read what lines ``utterance archive:offset`` point to; archives may have moved together with the list."""
+    """Read what lines ``utterance archive:offset`` point to; archives may have moved together with
+    the list.
+    """
     current_path, archive = None, file
     with ExitStack() as stack:
         for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
@@ -387,11 +463,19 @@ def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
                 continue
             if "|" in place:  # Kaldi would run it
                 got = f"the command {quote(place)}"
-                raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
-            archive_path, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
+                raise InputError(
+                    f"expected `utterance archive:offset`, but got {got}", path, number
+                )
+            archive_path, _, offset = (
+                place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
+            )
             if archive_path != current_path:
                 folder = Path(path).parent
-                candidates = Path(archive_path), folder / archive_path, folder / Path(archive_path).name
+                candidates = (
+                    Path(archive_path),
+                    folder / archive_path,
+                    folder / Path(archive_path).name,
+                )
                 found = next(filter(Path.is_file, candidates), None)
                 if found is None:
                     raise InputError(f"no such archive: {shorten(archive_path)}", path, number)
@@ -411,9 +495,13 @@ def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
     try:
         values = np.asarray(read_kaldi(file))
     except Exception as error:  # whatever kaldiio raises for a damaged archive
-        raise InputError(f"expected a vector, but it is damaged ({describe_error(error)})", where) from None
+        raise InputError(
+            f"expected a vector, but it is damaged ({describe_error(error)})", where
+        ) from None
     if values.ndim != 1 and 1 not in values.shape:
-        raise InputError(f"expected one vector per utterance, but got a matrix of shape {values.shape}", where)
+        raise InputError(
+            f"expected one vector per utterance, but got a matrix of shape {values.shape}", where
+        )
     return values.reshape(-1)
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Sources of labels: ``FILE``, ``FILE:ARRAY`` or the name of an array in the file of all arrays.
+    """Sources of labels: ``FILE``, ``FILE:ARRAY`` or the name of an array in the file of all
+    arrays.
 
-    ``format``: that of files whose suffix does not tell it. ``strip_suffix``: end of names of utterances to leave out.
-    ``speaker_pattern``: a regular expression that finds the speaker in the name of an utterance. ``references`` and
-    ``enrolls``: lists of utterances to compare the others with, each by itself or as means of speakers. ``partial``:
-    whether utterances that are not everywhere are left out, which is an error otherwise.
+    ``format``: that of files whose suffix does not tell it. ``strip_suffix``: end of names of
+    utterances to leave out. ``speaker_pattern``: a regular expression that finds the speaker in the
+    name of an utterance. ``references`` and ``enrolls``: lists of utterances to compare the others
+    with, each by itself or as means of speakers. ``partial``: whether utterances that are not
+    everywhere are left out, which is an error otherwise.
     """
 
     format: str | None = None

@@ -21,7 +21,9 @@ SetDone = Callable[[float], None]
 
 
 class RaisingConsole(Console):
-    """A console that raises BrokenPipeError when its reader stops; Rich would end the process with status 1."""
+    """A console that raises BrokenPipeError when its reader stops; Rich would end the process with
+    status 1.
+    """
 
     def on_broken_pipe(self) -> NoReturn:
         """Raise BrokenPipeError, for which `main` returns 141."""
@@ -35,8 +37,15 @@ def show_progress(text: str, total: float | None = None) -> Iterator[SetDone]:
     The yielded function takes how much of ``total`` is done so far.
     """
     console, text = Console(stderr=True), shorten(printable(text))
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task(escape(text), total=total)
         last = time.monotonic()
 

@@ -1,7 +1,9 @@
-"""Published results of other evaluations, to hold ours beside them: systems with their lists, tables, curves.
+"""Published results of other evaluations, to hold ours beside them: systems with their lists,
+tables, curves.
 
-Systems of the repository on local information are folders with ``embeddings.parquet`` and lists in CSV; curves are
-those of the legally validated evaluation framework, a row for each point. Neither is part of this package.
+Systems of the repository on local information are folders with ``embeddings.parquet`` and lists in
+CSV; curves are those of the legally validated evaluation framework, a row for each point. Neither
+is part of this package.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _VERIFICATION = ("d_ece", "eer", "min_cllr", "linkability")
 
 @dataclass(frozen=True)
 class PublishedSystem:
-    """A system in a folder: its embeddings, a list of enrolment utterances, and one of the speakers of utterances."""
+    """A system in a folder: its embeddings, a list of enrolment utterances, and one of the speakers
+    of utterances.
+    """
 
     name: str
     embeddings: Path
@@ -54,7 +58,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A point of a published curve: the mean of a measure for a number of people, and its chance level."""
+    """A point of a published curve: the mean of a measure for a number of people, and its chance
+    level.
+    """
 
     measure: str
     attacker: str
@@ -66,11 +72,15 @@ class CurvePoint:
 
 
 def find_published_systems(folder: str | Path) -> list[PublishedSystem]:
-    """List the systems below a folder, each a folder with ``embeddings.parquet`` and lists in CSV."""
+    """List the systems below a folder, each a folder with ``embeddings.parquet`` and lists in
+    CSV.
+    """
     systems: list[PublishedSystem] = []
     for embeddings in sorted(Path(folder).rglob(_EMBEDDINGS)):
         lists = sorted(embeddings.parent.glob("*.csv"))
-        enrolment = [path for path in lists if any(word in path.stem.lower() for word in _ENROLMENT_WORDS)]
+        enrolment = [
+            path for path in lists if any(word in path.stem.lower() for word in _ENROLMENT_WORDS)
+        ]
         speakers = [path for path in lists if _names_utterances_and_speakers(path)]
         systems.append(
             PublishedSystem(
@@ -92,12 +102,16 @@ def _names_utterances_and_speakers(path: Path) -> bool:
 
 
 def measure_published_system(system: PublishedSystem) -> dict[str, float]:
-    """Return rank disclosure, local information and verification measures of protected speech, PP, by short names."""
+    """Return rank disclosure, local information and verification measures of protected speech, PP,
+    by short names.
+    """
     files = EmbeddingFiles()
     column = files.read_column(str(system.embeddings), "protected")
     protected = column.to_tensor("protected")
     if column.utterances is None:
-        raise InputError("expected a column that names utterances, as utterance_id", system.embeddings)
+        raise InputError(
+            "expected a column that names utterances, as utterance_id", system.embeddings
+        )
     if files.has_speakers(column) or system.speakers is None:
         names = files.read_speakers(None, None, column)
         speakers, _ = names.number_labels(len(protected))
@@ -106,9 +120,12 @@ def measure_published_system(system: PublishedSystem) -> dict[str, float]:
         missing = [name for name in column.utterances if name not in speaker_of]
         if missing:
             raise InputError(
-                f"expected the speaker of every utterance, but not of {quote(missing[0])}", system.speakers
+                f"expected the speaker of every utterance, but not of {quote(missing[0])}",
+                system.speakers,
             )
-        numbers = np.unique(np.array([speaker_of[name] for name in column.utterances]), return_inverse=True)[1]
+        numbers = np.unique(
+            np.array([speaker_of[name] for name in column.utterances]), return_inverse=True
+        )[1]
         speakers = torch.from_numpy(numbers)
     is_reference = None
     if system.enrolment is not None:
@@ -125,7 +142,9 @@ def measure_published_system(system: PublishedSystem) -> dict[str, float]:
 
 
 def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read a table with a row for each system, named in the first column, and a measure in each of the others."""
+    """Read a table with a row for each system, named in the first column, and a measure in each of
+    the others.
+    """
     table: dict[str, dict[str, float]] = {}
     for row in _read_rows(path):
         name, *texts = row.values()
@@ -141,18 +160,24 @@ def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
 def compare_with_published(
     ours: Mapping[str, Mapping[str, float]], published: Mapping[str, Mapping[str, float]]
 ) -> list[Difference]:
-    """Return every number that both have, of systems and measures of one name, in the order of ours."""
+    """Return every number that both have, of systems and measures of one name, in the order of
+    ours.
+    """
     published_by_name = {_normalise_name(system): values for system, values in published.items()}
     differences: list[Difference] = []
     for system, values in ours.items():
         others = published_by_name.get(_normalise_name(system), {})
         shared = [measure for measure in values if measure in others]
-        differences += [Difference(system, measure, values[measure], others[measure]) for measure in shared]
+        differences += [
+            Difference(system, measure, values[measure], others[measure]) for measure in shared
+        ]
     return differences
 
 
 def read_published_curves(folder: str | Path) -> list[CurvePoint]:
-    """Read curves from all files ``<measure>_results.csv`` of a folder: a row for each attacker, length and size."""
+    """Read curves from all files ``<measure>_results.csv`` of a folder: a row for each attacker,
+    length and size.
+    """
     points: list[CurvePoint] = []
     for path in sorted(Path(folder).glob("*_results.csv")):
         measure = path.name.removesuffix("_results.csv")
@@ -163,11 +188,19 @@ def read_published_curves(folder: str | Path) -> list[CurvePoint]:
                 attacker = row["attacker"].lower().replace("-", "_")
                 people = int(row["enrollment_speakers"])
                 point = CurvePoint(
-                    measure, attacker, int(row["L"]), people, float(mean), float(deviation), float(row["chance"])
+                    measure,
+                    attacker,
+                    int(row["L"]),
+                    people,
+                    float(mean),
+                    float(deviation),
+                    float(row["chance"]),
                 )
             except (KeyError, ValueError, StopIteration) as error:
                 expected = "attacker,L,enrollment_speakers,<measure>_mean,<measure>_std,chance"
-                raise InputError(f"expected columns {expected} ({describe_error(error)})", path, number) from None
+                raise InputError(
+                    f"expected columns {expected} ({describe_error(error)})", path, number
+                ) from None
             points.append(point)
     if not points:
         raise InputError("expected files <measure>_results.csv, but found none", folder)
@@ -178,11 +211,16 @@ def _read_rows(path: str | Path) -> list[dict[str, str]]:
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
-            rows = [{key or "": value or "" for key, value in row.items() if key is not None} for row in reader]
+            rows = [
+                {key or "": value or "" for key, value in row.items() if key is not None}
+                for row in reader
+            ]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read as CSV ({describe_error(error)})", path) from None
     if not rows:
-        raise InputError("expected a first line of column names and others below it, but got none", path)
+        raise InputError(
+            "expected a first line of column names and others below it, but got none", path
+        )
     return rows
 
 

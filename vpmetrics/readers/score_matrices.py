@@ -1,7 +1,8 @@
-"""Score matrices: a row for each enrolled speaker, a column for each test, and two lists of their speakers.
+"""Score matrices: a row for each enrolled speaker, a column for each test, and two lists of their
+speakers.
 
-``m.npy`` with the speakers in ``m.npy.json`` or in two text files, or ``m.npz`` with all three. Matrices are read by
-blocks of rows, since they may be larger than the memory.
+``m.npy`` with the speakers in ``m.npy.json`` or in two text files, or ``m.npz`` with all three.
+Matrices are read by blocks of rows, since they may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from torch import Tensor
 from vpmetrics._identification.population import rates_of_histogram
 from vpmetrics._scores.condition_scores import collect_block_scores
 from vpmetrics._scores.registry import scalar_key
-from vpmetrics._util.inputs import InputError, describe_error, format_suffix, quote, record_file, shorten
+from vpmetrics._util.inputs import (
+    InputError,
+    describe_error,
+    format_suffix,
+    quote,
+    record_file,
+    shorten,
+)
 from vpmetrics.functional.rank import rank_disclosure
 from vpmetrics.readers.formats import check_array_header
 from vpmetrics.readers.trial_files import read_labels
@@ -52,7 +60,8 @@ _NO_ATTACKS = "scores give an attacker nothing to learn from; embeddings of both
 class ScoreMatrix:
     """A matrix in a file, ``(A, B)``, and the speakers of its rows and columns.
 
-    A trial is a target where both speakers are the same. Speakers of rows without a column are distractors.
+    A trial is a target where both speakers are the same. Speakers of rows without a column are
+    distractors.
     """
 
     path: str
@@ -66,8 +75,12 @@ class ScoreMatrix:
         return len(self.row_speakers), len(self.column_speakers)
 
     def speaker_indices(self) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """Return a number of the speaker of every row and of every column, and the names of all speakers."""
-        names, index = np.unique(np.array([*self.row_speakers, *self.column_speakers]), return_inverse=True)
+        """Return a number of the speaker of every row and of every column, and the names of all
+        speakers.
+        """
+        names, index = np.unique(
+            np.array([*self.row_speakers, *self.column_speakers]), return_inverse=True
+        )
         rows, columns = torch.from_numpy(index).split(list(self.shape))
         return rows, columns, tuple(names.tolist())
 
@@ -83,7 +96,9 @@ class ScoreMatrix:
                 content = file.read(count * dtype.itemsize)
                 if len(content) < count * dtype.itemsize:
                     raise InputError(
-                        f"is cut off in row {start + len(content) // (num_columns * dtype.itemsize)}", self.path
+                        "is cut off in row"
+                        f" {start + len(content) // (num_columns * dtype.itemsize)}",
+                        self.path,
                     )
                 values = np.frombuffer(content, dtype).reshape(-1, num_columns)
                 wide = np.float64 if dtype == np.float64 else np.float32
@@ -102,7 +117,9 @@ class _Header:
 
 
 def is_score_matrix(path: str | Path) -> bool:
-    """Return whether a file is a score matrix: it has a sidecar with the speakers, or holds them."""
+    """Return whether a file is a score matrix: it has a sidecar with the speakers, or holds
+    them.
+    """
     if format_suffix(path) == "npy":
         return _find_sidecar(path) is not None
     if format_suffix(path) != "npz" or not Path(path).is_file():
@@ -112,18 +129,23 @@ def is_score_matrix(path: str | Path) -> bool:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
     except (OSError, zipfile.BadZipFile):
         return False
-    return _find_by_words(names, _ROW_WORDS) is not None and _find_by_words(names, _COLUMN_WORDS) is not None
+    return (
+        _find_by_words(names, _ROW_WORDS) is not None
+        and _find_by_words(names, _COLUMN_WORDS) is not None
+    )
 
 
 def read_score_matrix(
-    path: str | Path, row_speakers: str | Path | None = None, column_speakers: str | Path | None = None
+    path: str | Path,
+    row_speakers: str | Path | None = None,
+    column_speakers: str | Path | None = None,
 ) -> ScoreMatrix:
     """Read the shape of a score matrix and the speakers of its rows and columns.
 
     Args:
         path: A file ``.npy``, or ``.npz`` with one matrix.
-        row_speakers: A text with the speaker of each row, a line each; by default they are in the archive, or in
-            ``<path>.json``.
+        row_speakers: A text with the speaker of each row, a line each; by default they are in the
+            archive, or in ``<path>.json``.
         column_speakers: The same of the columns.
     """
     member = ""
@@ -138,14 +160,18 @@ def read_score_matrix(
     except InputError:
         raise
     except Exception as error:  # whatever NumPy raises for a damaged file
-        raise InputError(f"is not a readable score matrix ({describe_error(error)})", path) from None
+        raise InputError(
+            f"is not a readable score matrix ({describe_error(error)})", path
+        ) from None
     for side, source in (("rows", row_speakers), ("columns", column_speakers)):
         if source is not None:
             lists[side] = read_labels(source, "speaker")[1]
     for axis, side in enumerate(("rows", "columns")):
         if side not in lists:
             option = "--row-speakers" if side == "rows" else "--column-speakers"
-            expected = f"{option} FILE with a speaker a line, or {Path(path).name}.json with both lists"
+            expected = (
+                f"{option} FILE with a speaker a line, or {Path(path).name}.json with both lists"
+            )
             raise InputError(f"expected the speakers of its {side}: {expected}", path)
         if len(lists[side]) != header.shape[axis]:
             got = f"{len(lists[side]):,} for {header.shape[axis]:,} {side}"
@@ -168,13 +194,17 @@ def _find_sidecar(path: str | Path) -> Path | None:
 
 
 def _read_sidecar(path: Path) -> dict[str, list[str]]:
-    """Read both lists of speakers of a JSON file; keys are found by their words, as in ``enroll_speakers``."""
+    """Read both lists of speakers of a JSON file; keys are found by their words, as in
+    ``enroll_speakers``.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"is not readable as JSON ({describe_error(error)})", path) from None
     if not isinstance(content, dict):
-        raise InputError(f"expected an object with two lists of speakers, but got {type(content).__name__}", path)
+        raise InputError(
+            f"expected an object with two lists of speakers, but got {type(content).__name__}", path
+        )
     lists: dict[str, list[str]] = {}
     names = [name for name, value in content.items() if isinstance(value, list)]
     for side, words in (("rows", _ROW_WORDS), ("columns", _COLUMN_WORDS)):
@@ -182,7 +212,9 @@ def _read_sidecar(path: Path) -> dict[str, list[str]]:
         if name is None:
             expected = "enroll_speakers" if side == "rows" else "test_speakers"
             got = shorten(", ".join(content), 100) or "nothing"
-            raise InputError(f"expected a list {quote(expected)} of the speakers of {side}, but got {got}", path)
+            raise InputError(
+                f"expected a list {quote(expected)} of the speakers of {side}, but got {got}", path
+            )
         if not all(isinstance(speaker, (str, int)) for speaker in content[name]):
             raise InputError(f"expected names of speakers in {name}, but got other values", path)
         lists[side] = [str(speaker) for speaker in content[name]]
@@ -190,7 +222,9 @@ def _read_sidecar(path: Path) -> dict[str, list[str]]:
 
 
 def _read_archived_lists(path: str | Path) -> tuple[str, dict[str, list[str]]]:
-    """Return the name of the only matrix of an archive, and the lists of speakers that are with it."""
+    """Return the name of the only matrix of an archive, and the lists of speakers that are with
+    it.
+    """
     matrices: list[str] = []
     lists: dict[str, list[str]] = {}
     with zipfile.ZipFile(path) as archive:
@@ -206,7 +240,9 @@ def _read_archived_lists(path: str | Path) -> tuple[str, dict[str, list[str]]]:
             name = _find_by_words(list(vectors), words)
             if name is not None:
                 with archive.open(vectors[name]) as file:
-                    lists[side] = np.lib.format.read_array(file, allow_pickle=False).astype(str).tolist()
+                    lists[side] = (
+                        np.lib.format.read_array(file, allow_pickle=False).astype(str).tolist()
+                    )
     if len(matrices) != 1:
         raise InputError(f"expected one matrix of scores, but got {len(matrices)}", path)
     return matrices[0], lists
@@ -230,18 +266,24 @@ def _read_header(file: IO[bytes], path: str | Path, size: int | None = None) -> 
     shape, is_fortran_order, dtype = check_array_header(file, size, str(path))
     if len(shape) == 2 and (dtype.kind not in "fiu" or is_fortran_order):
         got = "columns one after the other" if is_fortran_order else str(dtype)
-        raise InputError(f"expected rows of numbers, but got {got}; save np.ascontiguousarray(scores)", path)
+        raise InputError(
+            f"expected rows of numbers, but got {got}; save np.ascontiguousarray(scores)", path
+        )
     return _Header(shape, dtype)
 
 
 @dataclass(frozen=True)
 class MatrixRanks:
-    """How often the own speaker of a test comes first, second and so on among all rows: counts ``(A,)``, float64."""
+    """How often the own speaker of a test comes first, second and so on among all rows: counts
+    ``(A,)``, float64.
+    """
 
     histogram: Tensor
 
     def rates(self, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Return ``rate_<N>``, ``chance_<N>`` and ``gallery``, as :class:`vpmetrics.ReidentificationRate` does."""
+        """Return ``rate_<N>``, ``chance_<N>`` and ``gallery``, as
+        :class:`vpmetrics.ReidentificationRate` does.
+        """
         return rates_of_histogram(self.histogram, sizes)
 
 
@@ -252,7 +294,10 @@ def rank_matrix(matrix: ScoreMatrix) -> MatrixRanks:
     """
     row_speaker, column_speaker, _ = matrix.speaker_indices()
     if len(row_speaker.unique()) < len(row_speaker):
-        raise InputError("expected rows of different speakers, to rank them, but some are of one speaker", matrix.path)
+        raise InputError(
+            "expected rows of different speakers, to rank them, but some are of one speaker",
+            matrix.path,
+        )
     row_of_speaker = torch.full((int(max(row_speaker.max(), column_speaker.max())) + 1,), -1)
     row_of_speaker[row_speaker] = torch.arange(len(row_speaker))
     own_row = row_of_speaker[column_speaker]
@@ -278,9 +323,11 @@ def rank_matrix(matrix: ScoreMatrix) -> MatrixRanks:
 def evaluate_score_matrices(
     name: str, matrices: Mapping[str, ScoreMatrix], confidence: float | None = None
 ) -> EvaluatedSystem:
-    """Evaluate a system by its score matrix in each condition, which is empty where it is not known.
+    """Evaluate a system by its score matrix in each condition, which is empty where it is not
+    known.
 
-    A matrix of up to four million trials gets confidence intervals; the scores of a larger one are counted by blocks.
+    A matrix of up to four million trials gets confidence intervals; the scores of a larger one are
+    counted by blocks.
     """
     sizes = [matrix.shape[0] * matrix.shape[1] for matrix in matrices.values()]
     notes: list[str] = []
@@ -290,33 +337,53 @@ def evaluate_score_matrices(
     else:
         scores = {condition: _count_scores(matrix) for condition, matrix in matrices.items()}
         report = report_condition_scores(scores)
-        speakers = tuple(sorted({name for matrix in matrices.values() for name in matrix.column_speakers}))
+        speakers = tuple(
+            sorted({name for matrix in matrices.values() for name in matrix.column_speakers})
+        )
         if confidence:
-            notes.append(f"No intervals: the matrix has {max(sizes):,} scores, more than {_FEW_TRIALS:,}.")
+            notes.append(
+                f"No intervals: the matrix has {max(sizes):,} scores, more than {_FEW_TRIALS:,}."
+            )
     scalars = dict(report.scalars)
     for condition, matrix in matrices.items():
         num_distractors = len(set(matrix.row_speakers) - set(matrix.column_speakers))
         title = f"{condition}: " if condition else ""
         notes.append(
-            f"{title}{matrix.shape[0]:,} enrolled speakers, {num_distractors:,} of them without a test, and "
-            f"{matrix.shape[1]:,} tests"
+            f"{title}{matrix.shape[0]:,} enrolled speakers, {num_distractors:,} of them without a"
+            f" test, and {matrix.shape[1]:,} tests"
         )
         if len(set(matrix.row_speakers)) < matrix.shape[0]:
             continue
         ranks = rank_disclosure(rank_matrix(matrix).histogram, validate_args=False)
         if condition:
-            scalars.update({scalar_key(condition, key): ranks[key] for key in ("max_d", "mean_d", "id_rate")})
+            scalars.update(
+                {scalar_key(condition, key): ranks[key] for key in ("max_d", "mean_d", "id_rate")}
+            )
         else:
-            notes.append(f"the own speaker comes first in {float(ranks['id_rate']):.1%} of the tests that have one")
+            notes.append(
+                f"the own speaker comes first in {float(ranks['id_rate']):.1%} of the tests that"
+                " have one"
+            )
     tests = max(matrix.shape[1] for matrix in matrices.values())
     return EvaluatedSystem(
-        name, replace(report, scalars=scalars), speakers, tuple(notes), utterances=tests, no_attacks=_NO_ATTACKS
+        name,
+        replace(report, scalars=scalars),
+        speakers,
+        tuple(notes),
+        utterances=tests,
+        no_attacks=_NO_ATTACKS,
     )
 
 
-def _collect_trials(matrices: Mapping[str, ScoreMatrix]) -> tuple[dict[str, ScoredTrials], tuple[str, ...]]:
+def _collect_trials(
+    matrices: Mapping[str, ScoreMatrix],
+) -> tuple[dict[str, ScoredTrials], tuple[str, ...]]:
     """Return every trial of small matrices, and the names of speakers."""
-    every_speaker = {name for matrix in matrices.values() for name in (*matrix.row_speakers, *matrix.column_speakers)}
+    every_speaker = {
+        name
+        for matrix in matrices.values()
+        for name in (*matrix.row_speakers, *matrix.column_speakers)
+    }
     names = tuple(sorted(every_speaker))
     number_of = {name: number for number, name in enumerate(names)}
     trials: dict[str, ScoredTrials] = {}
@@ -324,7 +391,9 @@ def _collect_trials(matrices: Mapping[str, ScoreMatrix]) -> tuple[dict[str, Scor
         row_speaker = torch.tensor([number_of[name] for name in matrix.row_speakers])
         column_speaker = torch.tensor([number_of[name] for name in matrix.column_speakers])
         scores = torch.cat([scores for _, scores in matrix.blocks()])
-        speakers = torch.stack(torch.meshgrid(row_speaker, column_speaker, indexing="ij")).flatten(1)
+        speakers = torch.stack(torch.meshgrid(row_speaker, column_speaker, indexing="ij")).flatten(
+            1
+        )
         trials[condition] = ScoredTrials(scores.flatten(), speakers[0] == speakers[1], speakers)
     return trials, names
 

@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 OK, WARNING, FAILED = "ok", "warning", "failed"
 _DOUBTFUL_EER = 0.05  # of original speech, above which a better encoder may find more
 _USELESS_EER = 0.20  # of original speech, above which low disclosure proves nothing
-_SWAPPED_EER = 0.15  # by how much better protected speakers are told apart where both sides are swapped
+# by how much better protected speakers are told apart where both sides are swapped
+_SWAPPED_EER = 0.15
 _FEW_SPEAKERS = 20  # that attacks are fitted on
-_ONE_DIRECTION = 1e-4  # mean squared distance of unit embeddings to their mean; below it, they share one direction
-_ROUNDING = 1e-5  # standard deviation of embeddings relative to their length; below it, they differ by rounding
+# mean squared distance of unit embeddings to their mean; below it, they share one direction
+_ONE_DIRECTION = 1e-4
+# standard deviation of embeddings relative to their length; below it, they differ by rounding
+_ROUNDING = 1e-5
 _NEAR = 1e-3  # distance of unit embeddings below which two recordings are one
 _NEIGHBOURS = 8  # in an order of projections, that each row is compared with
 _MUCH_SHARED_TEXT = 0.1  # of the target trials, above which text may give speakers away
@@ -81,8 +84,8 @@ def _check_encoder(values: Mapping[str, float]) -> Check | None:
         message = f"{text}: it hardly tells them apart, so low disclosure proves nothing."
         if protected_eer < eer - _SWAPPED_EER:
             message += (
-                f" Protected speakers are told apart far better (EER {protected_eer:.1%}): are `original` and "
-                "`protected` swapped?"
+                f" Protected speakers are told apart far better (EER {protected_eer:.1%}): are"
+                " `original` and `protected` swapped?"
             )
         return Check("encoder", FAILED, message)
     if eer > _DOUBTFUL_EER:
@@ -95,14 +98,16 @@ def _check_encoder_training(report: PrivacyReport) -> Check:
     if report.is_encoder_adapted:
         return Check("encoder training", OK, "The encoder was trained on protected speech.")
     message = (
-        "The encoder is taken to be trained on original speech. Attackers who retrained theirs on protected speech "
-        "found an EER of 7 % where 40 % had been published."
+        "The encoder is taken to be trained on original speech. Attackers who retrained theirs on"
+        " protected speech found an EER of 7 % where 40 % had been published."
     )
     return Check("encoder training", WARNING, message)
 
 
 def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[Check]:
-    """Check on how many speakers attacks were fitted, and that the strongest finds more than chance."""
+    """Check on how many speakers attacks were fitted, and that the strongest finds more than
+    chance.
+    """
     if not report.attacks:
         message = "No attack was tried: the numbers are those of plain comparison."
         return [Check("attacks", WARNING, message)] if set(report.conditions) - {"OO"} else []
@@ -139,8 +144,8 @@ def _check_across_targets(report: PrivacyReport) -> Check | None:
     targets, _ = across.num_trials
     if targets == 0:
         message = (
-            "No speaker has two sessions, so nothing is known of linking one person over two draws of the secret "
-            "(across)."
+            "No speaker has two sessions, so nothing is known of linking one person over two draws"
+            " of the secret (across)."
         )
         return Check("across", FAILED, message)
     return Check("across", OK, f"There are {targets:,} target trials across sessions.")
@@ -149,7 +154,8 @@ def _check_across_targets(report: PrivacyReport) -> Check | None:
 def _find_near_pairs(side: Utterances) -> tuple[Tensor, Tensor]:
     """Return pairs of rows that are equal but for rounding or for their length, ``(P,)`` each.
 
-    Such rows have nearly the same projection, so only neighbours in an order of projections are compared.
+    Such rows have nearly the same projection, so only neighbours in an order of projections are
+    compared.
     """
     unit_rows = normalize(widen(side.embeddings.detach()), dim=1)
     weights = torch.arange(unit_rows.shape[1], device=unit_rows.device, dtype=unit_rows.dtype).cos()
@@ -183,7 +189,9 @@ def _check_duplicates(data: EvaluationData) -> Check:
     if not texts:
         return Check("duplicates", OK, "No two embeddings of a speaker are equal.")
     text = " and ".join(texts)
-    message = f"{text} embeddings equal another one of their speaker: recordings may be there twice."
+    message = (
+        f"{text} embeddings equal another one of their speaker: recordings may be there twice."
+    )
     return Check("duplicates", WARNING, message)
 
 
@@ -197,24 +205,35 @@ def _check_same_voices_of_two_speakers(data: EvaluationData) -> Check | None:
     count = len(second[is_other_speaker].unique())
     if not count:
         return None
-    message = f"{count} original embeddings equal one of another speaker: a recording may have two speakers' labels."
+    message = (
+        f"{count} original embeddings equal one of another speaker: a recording may have two"
+        " speakers' labels."
+    )
     return Check("recordings of two speakers", WARNING, message)
 
 
 def _check_unprotected(data: EvaluationData) -> Check | None:
-    """Check that protected recordings differ from their originals; None where there are no pairs of both."""
+    """Check that protected recordings differ from their originals; None where there are no pairs of
+    both.
+    """
     row_of_original = find_indices(data.original.ids, data.protected.ids)
     has_original = row_of_original >= 0
     if not bool(has_original.any()) or _is_collapsed(data.protected):
         return None
-    original = normalize(widen(data.original.embeddings.detach()[row_of_original[has_original]]), dim=1)
+    original = normalize(
+        widen(data.original.embeddings.detach()[row_of_original[has_original]]), dim=1
+    )
     protected = normalize(widen(data.protected.embeddings.detach()[has_original]), dim=1)
     count = int(((original - protected).norm(dim=1) < _NEAR).sum())
     total = len(original)
     if count == 0:
-        return Check("unprotected recordings", OK, "Every protected recording differs from its original.")
+        return Check(
+            "unprotected recordings", OK, "Every protected recording differs from its original."
+        )
     who = f"All {total:,}" if count == total else f"{count:,} of {total:,}"
-    return Check("unprotected recordings", WARNING, f"{who} protected recordings equal their originals.")
+    return Check(
+        "unprotected recordings", WARNING, f"{who} protected recordings equal their originals."
+    )
 
 
 def _check_spread(name: str, side: Utterances) -> Check | None:
@@ -225,26 +244,37 @@ def _check_spread(name: str, side: Utterances) -> Check | None:
     unit_rows = normalize(rows, dim=1)
     variance = float((unit_rows - unit_rows.mean(0)).square().sum(1).mean())
     if not variance < _ONE_DIRECTION:
-        return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {variance:.2g}).")
+        return Check(
+            f"{name} embeddings", OK, f"The {name} embeddings differ (spread {variance:.2g})."
+        )
     centred = rows - rows.mean(0)
     deviation = float(centred.square().sum(1).mean().sqrt())
     length = float(rows.square().sum(1).mean().sqrt())
     if not deviation > _ROUNDING * length:
         made_by = "the encoder" if name == "original" else "the anonymiser and the encoder"
-        return Check(f"{name} embeddings", FAILED, f"All {len(side):,} {name} embeddings are equal: check {made_by}.")
+        return Check(
+            f"{name} embeddings",
+            FAILED,
+            f"All {len(side):,} {name} embeddings are equal: check {made_by}.",
+        )
     message = (
-        f"The {name} embeddings have nearly one direction (spread {variance:.0e}): subtract their mean, since plain "
-        "comparison hardly sees what differs."
+        f"The {name} embeddings have nearly one direction (spread {variance:.0e}): subtract their"
+        " mean, since plain comparison hardly sees what differs."
     )
     return Check(f"{name} embeddings", WARNING, message)
 
 
 def explain_missing_trials(num_speakers: int, num_utterances: int) -> str | None:
-    """Return why these numbers allow no target or no non-target trials, and what to add; None if both may exist."""
+    """Return why these numbers allow no target or no non-target trials, and what to add; None if
+    both may exist.
+    """
     if num_utterances == 0:
         return "There are no utterances."
     if num_speakers == 1:
-        return f"All utterances ({num_utterances:,}) are of one speaker: add other speakers for non-target trials."
+        return (
+            f"All utterances ({num_utterances:,}) are of one speaker: add other speakers for"
+            " non-target trials."
+        )
     if num_utterances == num_speakers:
         cause = f"Every speaker has one utterance ({num_speakers:,} speakers)"
         return f"{cause}: add more utterances of each for target trials."
@@ -276,17 +306,25 @@ def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str])
     if len(counts) > 2 and share > 0.5:
         label = int(data.speakers[int(targets.argmax())])
         name = speaker_names.get(label, str(label))
-        return Check("target trials", WARNING, f"Speaker {name} holds {share:.0%} of all target trials.")
-    return Check("target trials", OK, f"No speaker holds more than {share:.0%} of the target trials.")
+        return Check(
+            "target trials", WARNING, f"Speaker {name} holds {share:.0%} of all target trials."
+        )
+    return Check(
+        "target trials", OK, f"No speaker holds more than {share:.0%} of the target trials."
+    )
 
 
 def _check_enrolment_is_anonymised(data: EvaluationData) -> Check | None:
-    """Check that references are not much nearer to their originals than tests; None with fewer than two of either."""
+    """Check that references are not much nearer to their originals than tests; None with fewer than
+    two of either.
+    """
     if data.protected.is_reference is None:
         return None
     row_of_original = find_indices(data.original.ids, data.protected.ids)
     has_original = row_of_original >= 0
-    original = normalize(at_least_float32(data.original.embeddings[row_of_original[has_original]]), dim=1)
+    original = normalize(
+        at_least_float32(data.original.embeddings[row_of_original[has_original]]), dim=1
+    )
     protected = normalize(at_least_float32(data.protected.embeddings[has_original]), dim=1)
     cosines = widen((original * protected).sum(1))
     is_reference = data.protected.is_reference[has_original]
@@ -298,8 +336,9 @@ def _check_enrolment_is_anonymised(data: EvaluationData) -> Check | None:
     deviation = float(torch.sqrt((references.var() + tests.var()) / 2))
     if gap > 0.1 and gap > 2 * deviation:
         message = (
-            f"Enrolment is much nearer to its originals (cosine {float(references.mean()):.2f}) than tests are "
-            f"({float(tests.mean()):.2f}): it looks as if enrolment was never anonymised."
+            f"Enrolment is much nearer to its originals (cosine {float(references.mean()):.2f})"
+            f" than tests are ({float(tests.mean()):.2f}): it looks as if enrolment was never"
+            " anonymised."
         )
         return Check("enrolment", FAILED, message)
     return Check("enrolment", OK, "Enrolment and tests are equally near to their originals.")
@@ -314,21 +353,26 @@ def check_identical_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]
         keys = [key for key in values if key in others and key.startswith(("op_", "pp_"))]
         keys = [key for key in keys if not bool(values[key].isnan())]
         if keys and all(bool(values[key] == others[key]) for key in keys):
-            checks.append(Check("identical systems", WARNING, f"{first} and {second} have identical scores."))
+            checks.append(
+                Check("identical systems", WARNING, f"{first} and {second} have identical scores.")
+            )
     return checks
 
 
 def check_missing_trials(missing: int, total: int) -> Check:
     """Return the check of trials of a list that have no embeddings."""
     if missing:
-        return Check("trials", WARNING, f"{missing:,} of {total:,} trials of the list have no embeddings.")
+        return Check(
+            "trials", WARNING, f"{missing:,} of {total:,} trials of the list have no embeddings."
+        )
     return Check("trials", OK, f"All {total:,} trials of the list have embeddings.")
 
 
 def check_shared_text(
     names: Iterable[str], speakers: Sequence[int], is_reference: Sequence[bool] | None = None
 ) -> Check | None:
-    """Return the check whether enrolment and tests share text; None where names of utterances tell no chapters.
+    """Return the check whether enrolment and tests share text; None where names of utterances tell
+    no chapters.
 
     Args:
         names: Name of each utterance, such as ``1089-134686-0003``: speaker, chapter, utterance.
@@ -360,14 +404,20 @@ def check_shared_text(
     share = of_chapter / of_speaker
     if share > _MUCH_SHARED_TEXT:
         message = (
-            f"{share:.0%} of the target trials compare two utterances of one chapter: what is said, and the recording, "
-            "may tell speakers apart as well as their voice."
+            f"{share:.0%} of the target trials compare two utterances of one chapter: what is said,"
+            " and the recording, may tell speakers apart as well as their voice."
         )
         return Check("shared text", WARNING, message)
-    return Check("shared text", OK, f"{share:.0%} of the target trials compare two utterances of one chapter.")
+    return Check(
+        "shared text",
+        OK,
+        f"{share:.0%} of the target trials compare two utterances of one chapter.",
+    )
 
 
 def _count_pairs(index: Tensor, is_enrolled: Tensor, is_tested: Tensor) -> int:
     """Return how many pairs of an enrolled and a tested row have the same index."""
     number = int(index.max()) + 1
-    return int((count_values(index[is_enrolled], number) * count_values(index[is_tested], number)).sum())
+    return int(
+        (count_values(index[is_enrolled], number) * count_values(index[is_tested], number)).sum()
+    )

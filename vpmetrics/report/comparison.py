@@ -1,4 +1,6 @@
-"""Several systems side by side: their table, which discloses less, significant differences, changes between two."""
+"""Several systems side by side: their table, which discloses less, significant differences, changes
+between two.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from itertools import combinations
 from typing import NamedTuple
 
 from vpmetrics._scores.jackknife import Difference, paired_difference
-from vpmetrics._scores.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
+from vpmetrics._scores.registry import (
+    CI_SUFFIXES,
+    FAMILIES,
+    Scalar,
+    Unit,
+    scalar,
+    scalar_key,
+    utility_direction,
+)
 from vpmetrics._util.inputs import InputError, quote
 from vpmetrics._util.scalar import closest_or_known_names
 from vpmetrics.report.checks import Check, check_identical_systems
@@ -57,7 +67,9 @@ _LEAST_PRINTED = 0.0005  # of three decimals
 
 
 class Pair(NamedTuple):
-    """Two systems by name, the scalar they are compared by, and its difference, first minus second."""
+    """Two systems by name, the scalar they are compared by, and its difference, first minus
+    second.
+    """
 
     first: str
     second: str
@@ -71,21 +83,31 @@ class Pair(NamedTuple):
     @property
     def is_told_apart(self) -> bool:
         """Whether the data tell the systems apart, by more than the last digit that is printed."""
-        return self.difference.is_significant and not is_same_as_printed(self.key, float(self.difference.value), 0.0)
+        return self.difference.is_significant and not is_same_as_printed(
+            self.key, float(self.difference.value), 0.0
+        )
 
 
-def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Sequence[str] = ("default",)) -> Table:
+def table_of_systems(
+    systems: Sequence[EvaluatedSystem], title: str, columns: Sequence[str] = ("default",)
+) -> Table:
     """Return systems side by side, under the original speech of each data set.
 
     ``columns``: keys of scalars, names of :data:`PRESETS` or of utilities.
     """
-    entries = _expand_columns(columns, systems, dict.fromkeys(name for system in systems for name in system.utility))
+    entries = _expand_columns(
+        columns, systems, dict.fromkeys(name for system in systems for name in system.utility)
+    )
     best = [_best_text_by_dataset(entry, systems) for entry in entries]
     rows = []
     for system in systems:
         cells = [_make_system_cell(entry, system) for entry in entries]
         marked = [
-            cell._replace(tone="best") if not system.part_of and cell.text == texts.get(system.dataset) else cell
+            (
+                cell._replace(tone="best")
+                if not system.part_of and cell.text == texts.get(system.dataset)
+                else cell
+            )
             for cell, texts in zip(cells, best, strict=True)
         ]
         rows.append((Cell(clean(system.name)), *marked))
@@ -96,8 +118,14 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
     original_rows = []
     for dataset, system in originals.items():
         name = choose_original_name(systems) + (f", {dataset}" if len(originals) > 1 else "")
-        original_rows.append((Cell(clean(name)), *(_make_original_cell(entry, system) for entry in entries)))
-    keys = (entry.key.removeprefix(scalar_key(entry.condition, "")) for entry in entries if entry.family != "utility")
+        original_rows.append(
+            (Cell(clean(name)), *(_make_original_cell(entry, system) for entry in entries))
+        )
+    keys = (
+        entry.key.removeprefix(scalar_key(entry.condition, ""))
+        for entry in entries
+        if entry.family != "utility"
+    )
     heads = ("system", *map(heading_of, entries))
     return Table(clean(title), heads, (*original_rows, *rows), keys=tuple(dict.fromkeys(keys)))
 
@@ -111,16 +139,34 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
         try:
             scalar(name)
         except KeyError:
-            keys = [entry.key for entries in FAMILIES.values() for entry in entries if "{}" not in entry.heading]
-            hint = closest_or_known_names(name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)])
+            keys = [
+                entry.key
+                for entries in FAMILIES.values()
+                for entry in entries
+                if "{}" not in entry.heading
+            ]
+            hint = closest_or_known_names(
+                name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)]
+            )
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
-            raise InputError(f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}") from None
+            raise InputError(
+                f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}"
+            ) from None
 
 
-def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], utilities: Iterable[str]) -> list[Scalar]:
-    """Return the scalars of the columns; those of the strongest attack come before those of plain comparison."""
+def _expand_columns(
+    names: Sequence[str], systems: Sequence[EvaluatedSystem], utilities: Iterable[str]
+) -> list[Scalar]:
+    """Return the scalars of the columns; those of the strongest attack come before those of plain
+    comparison.
+    """
     check_columns(names, utilities)
-    attacked = (c for system in systems for c in conditions_in_table_order(system) if c not in ("OO", "within"))
+    attacked = (
+        c
+        for system in systems
+        for c in conditions_in_table_order(system)
+        if c not in ("OO", "within")
+    )
     conditions = list(dict.fromkeys(attacked))
     entries: list[Scalar] = []
     for name in names:
@@ -129,18 +175,29 @@ def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], ut
         elif name in utilities or name == "utility":
             for key in utilities if name == "utility" else [name]:
                 unit, text = Unit("", ".4g"), "utility of protected speech"
-                entries.append(Scalar(key, key, unit, utility_direction(key), text, family="utility"))
+                entries.append(
+                    Scalar(key, key, unit, utility_direction(key), text, family="utility")
+                )
         elif scalar(name).condition or not has_conditions(scalar(name)):
-            entries += map(scalar, insert_strongest_before_plain([name], conditions[0] if conditions else ""))
+            entries += map(
+                scalar, insert_strongest_before_plain([name], conditions[0] if conditions else "")
+            )
         else:
-            entries += [scalar(key) for c in conditions for key in insert_strongest_before_plain([scalar_key(c, name)])]
+            entries += [
+                scalar(key)
+                for c in conditions
+                for key in insert_strongest_before_plain([scalar_key(c, name)])
+            ]
     # Chance and the name of the attack would make the table too wide.
     left_out = {scalar_key(condition, "d_ece_chance") for condition in conditions}
     return [
         entry
         for entry in dict.fromkeys(entries)
         if entry.key not in left_out - set(names)
-        and (entry.family in ("attack", "utility") or any(entry.key in system.scalars for system in systems))
+        and (
+            entry.family in ("attack", "utility")
+            or any(entry.key in system.scalars for system in systems)
+        )
     ]
 
 
@@ -158,7 +215,9 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
 
 
 def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
-    """Return the best value of each data set as text; none where all competing systems have the same."""
+    """Return the best value of each data set as text; none where all competing systems have the
+    same.
+    """
     best: dict[str, str] = {}
     if entry.direction is None:
         return best
@@ -177,13 +236,17 @@ def _printed_value(cell: Cell) -> str:
 
 
 def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
-    """Return which system discloses least, as far as ``pairs`` show, and whose voices stay most distinct.
+    """Return which system discloses least, as far as ``pairs`` show, and whose voices stay most
+    distinct.
 
-    With several data sets, the verdict is on the last, the test set, and has a sentence on each other one.
+    With several data sets, the verdict is on the last, the test set, and has a sentence on each
+    other one.
     """
     *others, last = rank_competing_by_dataset(systems).values()
     verdict = _verdict_of_ranked(last, pairs)
-    sentences = [f"On {some[0].dataset}: {_verdict_of_ranked(some, pairs).title}" for some in others]
+    sentences = [
+        f"On {some[0].dataset}: {_verdict_of_ranked(some, pairs).title}" for some in others
+    ]
     return verdict._replace(sentences=(*verdict.sentences, *sentences))
 
 
@@ -204,9 +267,16 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
         source = f"from {headline_of(best).conversation_utterances:.0f} utterances of one person"
     title = f"{best.name} discloses least."
     sentences = [
-        f"{best.name} discloses {least} bit {source}, {worst.name} {most}, of {MOST_BITS:.3f} at most.",
+        (
+            f"{best.name} discloses {least} bit {source}, {worst.name} {most}, of {MOST_BITS:.3f}"
+            " at most."
+        ),
     ]
-    not_told_apart = [pair.other_than(best.name) for pair in pairs if best.name in pair[:2] and not pair.is_told_apart]
+    not_told_apart = [
+        pair.other_than(best.name)
+        for pair in pairs
+        if best.name in pair[:2] and not pair.is_told_apart
+    ]
     if not_told_apart:
         names = ", ".join(not_told_apart)
         title = f"{best.name} discloses least, but these data do not tell it apart from {names}."
@@ -220,21 +290,31 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
         if distinct:
             most_distinct = max(distinct, key=lambda system: system.get_or_nan("gvd"))
             text = scalar_cell("gvd", most_distinct, with_interval=False).text
-            sentences.append(f"Voices stay most distinct with {most_distinct.name} (G_VD {text} dB).")
-    not_attacked = [one for one in ranked if strongest_attack_and_needs(one, headline_of(one).condition) is None]
+            sentences.append(
+                f"Voices stay most distinct with {most_distinct.name} (G_VD {text} dB)."
+            )
+    not_attacked = [
+        one for one in ranked if strongest_attack_and_needs(one, headline_of(one).condition) is None
+    ]
     sentences += [explain_no_attack(system) for system in not_attacked[:1]]
     return Verdict(verdict.level, title, tuple(sentences), verdict.reasons)
 
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
-    """Return the checks of all competing systems, the worst first; a check that all of them share is listed once."""
+    """Return the checks of all competing systems, the worst first; a check that all of them share
+    is listed once.
+    """
     competing = [system for some in rank_competing_by_dataset(systems).values() for system in some]
     names: dict[Check, list[str]] = defaultdict(list)
     for system in competing:
         for check in system.report.checks:
             names[check].append(system.name)
     checks = [
-        check if len(some) == len(competing) else check._replace(name=f"{check.name}, {', '.join(some)}")
+        (
+            check
+            if len(some) == len(competing)
+            else check._replace(name=f"{check.name}, {', '.join(some)}")
+        )
         for check, some in names.items()
     ]
     return sort_checks([*find_identical_systems(systems), *checks])
@@ -243,11 +323,19 @@ def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
 def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return a check for every two competing systems with identical scores."""
     groups = rank_competing_by_dataset(systems).values()
-    return [check for some in groups for check in check_identical_systems({one.name: one.report for one in some})]
+    return [
+        check
+        for some in groups
+        for check in check_identical_systems({one.name: one.report for one in some})
+    ]
 
 
-def compare_pairs_by_disclosure(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
-    """Return all pairs of competing systems that were measured on the same speakers, compared by their disclosure."""
+def compare_pairs_by_disclosure(
+    systems: Sequence[EvaluatedSystem], confidence: float | None
+) -> list[Pair]:
+    """Return all pairs of competing systems that were measured on the same speakers, compared by
+    their disclosure.
+    """
     pairs = []
     for of_dataset in rank_competing_by_dataset(systems).values():
         key = ranking_key(of_dataset)
@@ -262,15 +350,25 @@ def compare_pairs_by_disclosure(systems: Sequence[EvaluatedSystem], confidence: 
 def _compare_systems(
     first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None
 ) -> Pair | None:
-    """Compare two systems by one scalar; None unless both have its jackknife, on the same speakers."""
+    """Compare two systems by one scalar; None unless both have its jackknife, on the same
+    speakers.
+    """
     one, other = first.report.jackknife, second.report.jackknife
-    if confidence is None or one is None or other is None or key not in one.changes or key not in other.changes:
+    if (
+        confidence is None
+        or one is None
+        or other is None
+        or key not in one.changes
+        or key not in other.changes
+    ):
         return None
     has_same_speakers = first.speakers == second.speakers and one.groups.matches(other.groups)
     if not has_same_speakers or math.isnan(first.get_or_nan(key) + second.get_or_nan(key)):
         return None
     values = first.report.scalars[key], second.report.scalars[key]
-    return Pair(first.name, second.name, key, paired_difference(key, values, (one, other), confidence))
+    return Pair(
+        first.name, second.name, key, paired_difference(key, values, (one, other), confidence)
+    )
 
 
 def table_of_pairs(pairs: Sequence[Pair]) -> Table:
@@ -284,7 +382,9 @@ def table_of_pairs(pairs: Sequence[Pair]) -> Table:
             verdict = f"{lower} discloses less"
         elif is_same_as_printed(pair.key, float(change.value), 0.0):
             verdict = "same"
-        difference = value_cell(scalar(pair.key), float(change.value), float(change.low), float(change.high))
+        difference = value_cell(
+            scalar(pair.key), float(change.value), float(change.low), float(change.high)
+        )
         p_value = p_value_of(change)
         rows.append(
             (
@@ -296,8 +396,8 @@ def table_of_pairs(pairs: Sequence[Pair]) -> Table:
         )
     heads = ("pair", "difference [bit]", "verdict", "p-value")
     caption = (
-        "Disclosure of the first system minus that of the second, on the same speakers. The p-value says how often a "
-        "difference at least as large would occur if there were none."
+        "Disclosure of the first system minus that of the second, on the same speakers. The p-value"
+        " says how often a difference at least as large would occur if there were none."
     )
     return Table("Differences", heads, tuple(rows), caption, ("disclosure",))
 
@@ -312,8 +412,12 @@ def is_same_as_printed(key: str, first: float, second: float) -> bool:
     return round(unit.scale * first, places) == round(unit.scale * second, places)
 
 
-def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None) -> Table:
-    """Return a table of the scalars that both systems have, and their changes; without rows if they share none."""
+def table_of_changes(
+    before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None
+) -> Table:
+    """Return a table of the scalars that both systems have, and their changes; without rows if they
+    share none.
+    """
     names = ["disclosure", "disclosure_conversation", "found_in_100", "deid", "gvd"]
     for condition in conditions_in_table_order(before):
         if condition != "OO":
@@ -331,7 +435,9 @@ def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence
     return Table(title, heads, tuple(rows), keys=tuple(dict.fromkeys(keys)))
 
 
-def _describe_change(name: str, before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None) -> Cell:
+def _describe_change(
+    name: str, before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None
+) -> Cell:
     """Return whether a number is better or worse than before; the same, or within error."""
     old = before.get_or_nan(name)
     new = after.get_or_nan(name)

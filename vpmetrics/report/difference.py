@@ -13,7 +13,9 @@ from vpmetrics.report.privacy_report import PrivacyReport
 
 @dataclass(frozen=True)
 class ReportDifference:
-    """A number of one report minus that of another, with its confidence interval and the p-value of no difference."""
+    """A number of one report minus that of another, with its confidence interval and the p-value of
+    no difference.
+    """
 
     key: str
     difference: float
@@ -32,7 +34,10 @@ class ReportDifference:
         entry = scalar(self.key)
         interval = f"[{entry.show(self.low)}, {entry.show(self.high)}]"
         p_value = f"p = {self.p_value:.3f}" if self.p_value >= 0.001 else "p < 0.001"
-        return f"{entry.heading}: {entry.show(self.difference)} {interval} {entry.unit.name}, {p_value}"
+        return (
+            f"{entry.heading}: {entry.show(self.difference)} {interval} {entry.unit.name},"
+            f" {p_value}"
+        )
 
 
 def compare_reports(
@@ -40,11 +45,12 @@ def compare_reports(
 ) -> ReportDifference:
     """Compare two systems that were measured on the same speakers.
 
-    Speakers are left out of both at once, so a speaker who is hard in both systems cancels. The p-value is two-sided:
-    how often a difference at least as large would occur if there were none.
+    Speakers are left out of both at once, so a speaker who is hard in both systems cancels. The
+    p-value is two-sided: how often a difference at least as large would occur if there were none.
 
     Args:
-        first: Report of :class:`VoicePrivacy`; with ``intervals`` every number can be compared, else the main ones.
+        first: Report of :class:`VoicePrivacy`; with ``intervals`` every number can be compared,
+            else the main ones.
         second: Report of another system on the same speakers.
         key: The number to compare, one that has an interval.
         confidence: Confidence level of the interval.
@@ -65,25 +71,38 @@ def compare_reports(
         (True, True)
     """
     if not isinstance(confidence, float) or not 0 < confidence < 1:
-        raise ValueError(f"Expected `confidence` to be between 0 and 1, as 0.95, but got {confidence!r}.")
+        raise ValueError(
+            f"Expected `confidence` to be between 0 and 1, as 0.95, but got {confidence!r}."
+        )
     reports = {"first": first, "second": second}
     for name, report in reports.items():
         if not isinstance(report, PrivacyReport):
-            raise TypeError(f"Expected `{name}` to be a PrivacyReport, but got {type(report).__name__}.")
+            raise TypeError(
+                f"Expected `{name}` to be a PrivacyReport, but got {type(report).__name__}."
+            )
         if report.jackknife is None:
-            message = f"Expected `{name}` to be of three speakers at least, each of whom can be left out"
+            message = (
+                f"Expected `{name}` to be of three speakers at least, each of whom can be left out"
+            )
             raise ValueError(f"{message}, but its numbers have no intervals.")
         if key not in report.jackknife.changes:
             hint = closest_or_known_names(key, report.jackknife.changes)
-            raise ValueError(f"Expected `key` to name a number of `{name}` with an interval, but got {key!r}. {hint}")
+            raise ValueError(
+                f"Expected `key` to name a number of `{name}` with an interval, but got {key!r}."
+                f" {hint}"
+            )
     assert first.jackknife is not None
     assert second.jackknife is not None
-    if not first.jackknife.groups.matches(second.jackknife.groups) or _speakers_of(first) != _speakers_of(second):
+    if not first.jackknife.groups.matches(second.jackknife.groups) or _speakers_of(
+        first
+    ) != _speakers_of(second):
         counts = f"{len(_speakers_of(first))} and {len(_speakers_of(second))} speakers that differ"
         raise ValueError(f"Expected reports on the same speakers, but got {counts}.")
     values = (first.scalars[key], second.scalars[key])
     found = paired_difference(key, values, (first.jackknife, second.jackknife), confidence)
-    return ReportDifference(key, float(found.value), float(found.low), float(found.high), p_value_of(found), confidence)
+    return ReportDifference(
+        key, float(found.value), float(found.low), float(found.high), p_value_of(found), confidence
+    )
 
 
 def p_value_of(difference: Difference) -> float:

@@ -1,4 +1,6 @@
-"""The report of embeddings: each condition is scored once, and only the requested numbers are computed."""
+"""The report of embeddings: each condition is scored once, and only the requested numbers are
+computed.
+"""
 
 from __future__ import annotations
 
@@ -99,14 +101,20 @@ def report_condition(
     if Part.SIMILARITY in parts:
         similarity = summarise_pairs(pairs, scores, settings)
     replicated_similarity = None if groups is None else similarity
-    scored = compute_scores(pairs, scores, data.speakers, risk_groups, settings, replicated_similarity)
+    scored = compute_scores(
+        pairs, scores, data.speakers, risk_groups, settings, replicated_similarity
+    )
     collected.add(scored.scalars, scored.replicates)
     if Part.LINKABILITY_CHANCE in parts and settings.bandwidth is None:
-        collected.add({"linkability_chance": compute_linkability_chance(data, condition, settings, scores)})
+        collected.add(
+            {"linkability_chance": compute_linkability_chance(data, condition, settings, scores)}
+        )
 
     matrix_part = None
     if similarity is not None:
-        matrix_part = compute_similarity(similarity, scored, data.speakers, settings, has_replicates=groups is not None)
+        matrix_part = compute_similarity(
+            similarity, scored, data.speakers, settings, has_replicates=groups is not None
+        )
         collected.add(matrix_part.scalars, matrix_part.replicates)
 
     identification_part = None
@@ -116,22 +124,37 @@ def report_condition(
 
     speakers_part = None
     if Part.SPEAKERS in parts and identification_part is not None:
-        speakers_part = compute_speakers(pairs, scores, data.speakers, identification_part.identification)
+        speakers_part = compute_speakers(
+            pairs, scores, data.speakers, identification_part.identification
+        )
         collected.add(speakers_part.scalars)
 
     attacks_part = None
     if attacks is not None and condition.name != "OO" and ATTACKED_PARTS & parts:
-        attacks_part = compute_attacks(attacks, condition, scored, risk_groups, has_limit=Part.ATTACK_LIMIT in parts)
+        attacks_part = compute_attacks(
+            attacks, condition, scored, risk_groups, has_limit=Part.ATTACK_LIMIT in parts
+        )
         collected.add(attacks_part.scalars, attacks_part.replicates)
 
     folds = _compute_risks(
-        data, condition, settings, parts, scored, risk_groups, length, attacks, attacks_part, collected
+        data,
+        condition,
+        settings,
+        parts,
+        scored,
+        risk_groups,
+        length,
+        attacks,
+        attacks_part,
+        collected,
     )
 
     population_part = None
     if settings.sizes and {Part.POPULATION, Part.ATTACKED_POPULATION} & parts:
         used_attacks = None if attacks_part is None else attacks
-        population_part = compute_population(data, condition, settings, parts, groups, used_attacks, attacks_part)
+        population_part = compute_population(
+            data, condition, settings, parts, groups, used_attacks, attacks_part
+        )
         collected.add(population_part.scalars, population_part.replicates)
 
     has_sessions = data.protected.sessions is not None
@@ -167,10 +190,14 @@ def _compute_risks(
     attacked: AttacksPart | None,
     collected: _Collected,
 ) -> FoldsOfCondition | None:
-    """Add who is found among 100 people and what conversations disclose; return the rows that were compared."""
+    """Add who is found among 100 people and what conversations disclose; return the rows that were
+    compared.
+    """
     if settings.bandwidth is not None or not RISK_PARTS & parts:
         return None
-    is_attacked = "found_in_100" in collected.scalars and not bool(collected.scalars["d_ece_strongest"].isnan())
+    is_attacked = "found_in_100" in collected.scalars and not bool(
+        collected.scalars["d_ece_strongest"].isnan()
+    )
     if Part.FOUND in parts and not is_attacked:
         found_part = compute_found(scored, groups)
         collected.add(found_part.scalars, found_part.replicates)
@@ -189,7 +216,9 @@ def _compute_identification(
     parts: frozenset[Part],
     groups: JackknifeGroups | None,
 ) -> IdentificationPart:
-    """Compute what ranks disclose; with local information or single speakers also the bits of every probe."""
+    """Compute what ranks disclose; with local information or single speakers also the bits of every
+    probe.
+    """
     has_bits = Part.LOCAL in parts or Part.SPEAKERS in parts
     numbers = identify_all_groups(
         data,
@@ -216,7 +245,9 @@ def report_embeddings(
     hidden = hidden_conditions(CONDITIONS if has_sessions else WITHOUT_SESSIONS)
     parts_of_condition = {name: settings.parts_of(name, hidden) for name in names}
     attacks = None
-    attacked = [name for name in names if name != "OO" and ATTACKED_PARTS & parts_of_condition[name]]
+    attacked = [
+        name for name in names if name != "OO" and ATTACKED_PARTS & parts_of_condition[name]
+    ]
     if make_attacks is not None and attacked:
         attacks = make_attacks([CONDITIONS[name] for name in attacked])
     length = None
@@ -236,24 +267,37 @@ def report_embeddings(
             math.nan if length is None else float(length), dtype=dtype
         )
     worst_speaker = None
-    if any(Part.WORST_SPEAKER in parts for parts in parts_of_condition.values()) and settings.bandwidth is None:
+    if (
+        any(Part.WORST_SPEAKER in parts for parts in parts_of_condition.values())
+        and settings.bandwidth is None
+    ):
         worst_speaker = _find_worst_speaker(computed, labels.unique())
         of_system |= worst_speaker.scalars(data.speakers.device)
-    report = join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks, of_system)
+    report = join_conditions(
+        conditions, labels, dtype, settings.sizes, settings.intervals, attacks, of_system
+    )
     report = replace(report, worst_speaker=worst_speaker)
     if settings.has_risk_intervals:
         report = replace(report, risks=collect_risks(report))
         if length is not None:
-            report = replace(report, shorter_risks=_try_shorter_conversations(report, computed, settings, length))
+            report = replace(
+                report, shorter_risks=_try_shorter_conversations(report, computed, settings, length)
+            )
     return report
 
 
-def _choose_length(data: EvaluationData, names: Sequence[str], settings: ReportSettings) -> int | None:
-    """Return how many utterances a conversation has, the same in all conditions; None where there are too few."""
+def _choose_length(
+    data: EvaluationData, names: Sequence[str], settings: ReportSettings
+) -> int | None:
+    """Return how many utterances a conversation has, the same in all conditions; None where there
+    are too few.
+    """
     lengths = []
     for name in names:
         _, tests = data.sides(CONDITIONS[name], settings.enrolment)
-        lengths.append(choose_length(tests, CONDITIONS[name], has_references=settings.enrolment is not None))
+        lengths.append(
+            choose_length(tests, CONDITIONS[name], has_references=settings.enrolment is not None)
+        )
     # A condition without conversations is unknown; it does not take them from the others.
     known = [length for length in lengths if length is not None]
     return min(known) if known else None
@@ -270,9 +314,14 @@ def _find_worst_speaker(computed: Mapping[str, _ComputedCondition], labels: Tens
 
 
 def _try_shorter_conversations(
-    report: PrivacyReport, computed: Mapping[str, _ComputedCondition], settings: ReportSettings, length: int
+    report: PrivacyReport,
+    computed: Mapping[str, _ComputedCondition],
+    settings: ReportSettings,
+    length: int,
 ) -> tuple[Risk, ...]:
-    """Return the risks of the next shorter conversations, where the data cannot tell of those of this length."""
+    """Return the risks of the next shorter conversations, where the data cannot tell of those of
+    this length.
+    """
     is_open = any(risk.utterances > 1 and risk.level == "inconclusive" for risk in report.risks)
     if not is_open or any(risk.level in ("moderate", "high") for risk in report.risks):
         return ()
@@ -283,7 +332,9 @@ def _try_shorter_conversations(
     for name, condition in computed.items():
         if Part.CONVERSATIONS not in condition.parts or condition.folds is None:
             continue
-        part = compute_conversations(condition.folds, shorter if shorter > 1 else None, settings, condition.groups)
+        part = compute_conversations(
+            condition.folds, shorter if shorter > 1 else None, settings, condition.groups
+        )
         for key, value in part.scalars.items():
             scalars[scalar_key(name, key)] = value
         if part.replicates is not None:

@@ -1,6 +1,8 @@
-"""The list of figures: what a report shows of one system or several, on a card of a logger or on a page.
+"""The list of figures: what a report shows of one system or several, on a card of a logger or on a
+page.
 
-To add one, write a function that draws it and an entry of :data:`FIGURES`: page, loggers and tests follow from there.
+To add one, write a function that draws it and an entry of :data:`FIGURES`: page, loggers and tests
+follow from there.
 """
 
 from __future__ import annotations
@@ -19,8 +21,18 @@ from vpmetrics._scores.measures import SCORE_MEASURES, actual_cross_entropy
 from vpmetrics._scores.registry import CI_SUFFIXES, utility_direction
 from vpmetrics._util.validation import suppress_warnings
 from vpmetrics.plotting import identification_plots, score_plots
-from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, figure_of, move_legend_beside
-from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_tested_and_enrolled, draw_zoo
+from vpmetrics.plotting.axes import (
+    as_label,
+    axes_in_grid,
+    axes_or_new,
+    figure_of,
+    move_legend_beside,
+)
+from vpmetrics.plotting.speaker_plots import (
+    draw_similarity_matrices,
+    draw_tested_and_enrolled,
+    draw_zoo,
+)
 from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_utility
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem, choose_original_name
 from vpmetrics.report.trial_report import ScoredTrials, report_trials
@@ -31,8 +43,9 @@ _MOST_NAMES, _LONGEST_NAME = 20, 5  # that are legible along a heat map
 class FigureLayout(NamedTuple):
     """How large figures are: for a card of a logger, or for a page.
 
-    ``size``: width and height in inches of axes of full width; ``scale``: factor on the size of panels; ``columns``:
-    most panels side by side; ``is_page``: whether every condition is drawn, and attacks on means of utterances too.
+    ``size``: width and height in inches of axes of full width; ``scale``: factor on the size of
+    panels; ``columns``: most panels side by side; ``is_page``: whether every condition is drawn,
+    and attacks on means of utterances too.
     """
 
     size: tuple[float, float]
@@ -41,8 +54,11 @@ class FigureLayout(NamedTuple):
     is_page: bool
 
     def make_axes(self, count: int = 1, size: tuple[float, float] | None = None) -> list[Axes]:
-        """Return axes on one new figure: panels of a size side by side, or of full width, one below the other."""
-        if size is None or (count == 1 and not self.is_page):  # on a card, one panel has the full width
+        """Return axes on one new figure: panels of a size side by side, or of full width, one below
+        the other.
+        """
+        # on a card, one panel has the full width
+        if size is None or (count == 1 and not self.is_page):
             return axes_in_grid(count, self.size, 1)
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
@@ -69,25 +85,44 @@ def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -
 
 
 class _LazyScalars(dict[str, Any]):
-    """Scalars of a condition; missing score measures are computed, other missing scalars are NaN."""
+    """Scalars of a condition; missing score measures are computed, other missing scalars are
+    NaN.
+    """
 
     def __init__(self, report: ConditionReport) -> None:
         super().__init__(report.scalars)
         self.report = report
 
     def __missing__(self, key: str) -> Any:
-        return SCORE_MEASURES[key](self.report.scores.measure_input) if key in SCORE_MEASURES else math.nan
+        return (
+            SCORE_MEASURES[key](self.report.scores.measure_input)
+            if key in SCORE_MEASURES
+            else math.nan
+        )
 
 
 class ShownCondition:
-    """A condition of a system under the label it has in a figure; ``is_single``: there is no other system."""
+    """A condition of a system under the label it has in a figure; ``is_single``: there is no other
+    system.
+    """
 
     def __init__(
-        self, label: str, system: EvaluatedSystem, condition: str, report: Any, is_single: bool = False
+        self,
+        label: str,
+        system: EvaluatedSystem,
+        condition: str,
+        report: Any,
+        is_single: bool = False,
     ) -> None:
-        self.label, self.system, self.condition, self.is_single = label, system, condition, is_single
+        self.label, self.system, self.condition, self.is_single = (
+            label,
+            system,
+            condition,
+            is_single,
+        )
         self.title = label if condition in ("", label) else f"{label}, {condition}"
-        self.report = report  # a ConditionReport, with the parts that `has_data` of a figure asks for
+        # a ConditionReport, with the parts that `has_data` of a figure asks for
+        self.report = report
         self.steps, self.scalars = report.scores.counts.ascending, _LazyScalars(report)
 
 
@@ -95,11 +130,18 @@ DrawCondition = Callable[[ShownCondition, Axes], object]
 HasData = Callable[[ConditionReport], bool]
 
 
-def _choose_conditions(systems: Sequence[EvaluatedSystem], has_data: HasData) -> list[ShownCondition]:
-    """Return the conditions of one system, or original speech and the attacked condition of several."""
+def _choose_conditions(
+    systems: Sequence[EvaluatedSystem], has_data: HasData
+) -> list[ShownCondition]:
+    """Return the conditions of one system, or original speech and the attacked condition of
+    several.
+    """
     first, conditions = systems[0], systems[0].report.conditions
     if len(systems) == 1:
-        chosen = [ShownCondition(name or "scores", first, name, report, True) for name, report in conditions.items()]
+        chosen = [
+            ShownCondition(name or "scores", first, name, report, True)
+            for name, report in conditions.items()
+        ]
     else:
         labels = [(choose_original_name(systems), first, "OO")] if "OO" in conditions else []
         labels += [(system.name, system, system.report.main_condition) for system in systems]
@@ -126,7 +168,9 @@ def _panel_per_condition(
     size: tuple[float, float] = (4.2, 3.6),
     shared_axes: Sequence[str] = (),
 ) -> Draw:
-    """Return a function that draws each condition in a panel; ``shared_axes``: those with equal limits in all."""
+    """Return a function that draws each condition in a panel; ``shared_axes``: those with equal
+    limits in all.
+    """
 
     def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = _choose_conditions(systems, has_data)
@@ -151,7 +195,9 @@ def _axes_per_system(
     has_data: Callable[[EvaluatedSystem], object],
     size: tuple[float, float] | None = None,
 ) -> Draw:
-    """Return a function that draws each system on its own axes: panels of a size, or one below the other."""
+    """Return a function that draws each system on its own axes: panels of a size, or one below the
+    other.
+    """
 
     def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = [system for system in systems if has_data(system)]
@@ -171,9 +217,15 @@ def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
     return figure_of(axes[0]) if axes else None
 
 
-def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
+def _draw_deid_gvd_figure(
+    systems: Sequence[EvaluatedSystem], layout: FigureLayout
+) -> Figure | None:
     points = [(system.name, system.scalars) for system in systems]
-    points = [row for row in points if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))]
+    points = [
+        row
+        for row in points
+        if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))
+    ]
     if not points:
         return None
     (ax,) = layout.make_axes()
@@ -187,7 +239,11 @@ def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayou
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
     axes = layout.make_axes(len(names))
     for name, ax in zip(names, axes, strict=True):
-        points = [(each.name, each.scalars, each.utility[name]) for each in measured if name in each.utility]
+        points = [
+            (each.name, each.scalars, each.utility[name])
+            for each in measured
+            if name in each.utility
+        ]
         draw_utility(points, name, utility_direction(name) == "low", ax)
     return _finish_figure(axes)
 
@@ -205,7 +261,10 @@ def _draw_det_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -
 
 def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
     strongest = shown.report.strongest
-    interval = [shown.system.get_or_nan(f"d_ece_strongest{suffix}", shown.condition) for suffix in ("", *CI_SUFFIXES)]
+    interval = [
+        shown.system.get_or_nan(f"d_ece_strongest{suffix}", shown.condition)
+        for suffix in ("", *CI_SUFFIXES)
+    ]
     values = {attack.name: attack.d_ece for attack in strongest.attacks}
     score_plots.draw_attacks(values, float(strongest.chance), ax, shown.title, interval)
 
@@ -213,15 +272,25 @@ def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
 def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) -> None:
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=shown.steps.targets.device)
     values, counts = shown.report.scores.trials.values_and_counts()
-    actual = actual_cross_entropy(values, counts, odds) if has_actual and shown.report.is_llr else None
-    minimum, interval = shown.report.minimum_cross_entropy(odds), shown.report.cross_entropy_interval(odds)
+    actual = (
+        actual_cross_entropy(values, counts, odds) if has_actual and shown.report.is_llr else None
+    )
+    minimum, interval = (
+        shown.report.minimum_cross_entropy(odds),
+        shown.report.cross_entropy_interval(odds),
+    )
     score_plots.draw_ece_profile(minimum, actual, shown.scalars, ax, shown.label, interval)
 
 
 def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
-    """Draw ECE profiles of the run that calibrations are learnt on, and of the attacked run under each of them."""
+    """Draw ECE profiles of the run that calibrations are learnt on, and of the attacked run under
+    each of them.
+    """
     transfer: Any = system.report.transfer
-    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.main_condition]}
+    runs = {
+        "learnt on": transfer.other,
+        "attacked": system.report.conditions[system.report.main_condition],
+    }
     for label, run in runs.items():
         _draw_ece_profile(ShownCondition(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
@@ -234,8 +303,13 @@ def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
 def draw_calibration_transfer(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, ax: Axes | None
 ) -> tuple[Figure, Axes]:
-    """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on the other."""
-    report, ax = report_trials({"": ScoredTrials(preds, target)}, ScoredTrials(fit_preds, fit_target)), axes_or_new(ax)
+    """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on
+    the other.
+    """
+    report, ax = (
+        report_trials({"": ScoredTrials(preds, target)}, ScoredTrials(fit_preds, fit_target)),
+        axes_or_new(ax),
+    )
     _draw_calibrated_profiles(EvaluatedSystem("", report), ax)
     return figure_of(ax), ax
 
@@ -244,9 +318,15 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
     values, counts = shown.report.scores.trials.values_and_counts()
     score_plots.draw_share_by_posterior(values, counts, ax, shown.label)
     # Several systems would have too many curves.
-    if shown.is_single and shown.report.calibrated is not None and (halves := shown.report.calibrated()):
+    if (
+        shown.is_single
+        and shown.report.calibrated is not None
+        and (halves := shown.report.calibrated())
+    ):
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
-        score_plots.draw_share_by_posterior(llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated")
+        score_plots.draw_share_by_posterior(
+            llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated"
+        )
     transfer = shown.system.report.transfer
     if transfer is not None and shown.condition == shown.system.report.main_condition:
         for kind, llr in transfer.llr.items():
@@ -254,13 +334,19 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
 
 
 def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
-    """Return the names of the speakers; None where they are too many or too long to be read in a figure."""
+    """Return the names of the speakers; None where they are too many or too long to be read in a
+    figure.
+    """
     names = system.speakers
-    return names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
+    return (
+        names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
+    )
 
 
 def _has_gallery(report: ConditionReport, min_utterances: int = 1) -> bool:
-    """Return whether there is a gallery, whose speakers have at least this many utterances in the median."""
+    """Return whether there is a gallery, whose speakers have at least this many utterances in the
+    median.
+    """
     population = report.population
     if population is None or not bool(report.scalars["gallery"].isfinite()):
         return False
@@ -275,7 +361,10 @@ def _draw_population_rates(shown: ShownCondition, ax: Axes) -> None:
     largest = max(100, *identification_plots.find_population_sizes(shown.report.scalars))
     sizes = identification_plots.spread_population_sizes(largest)
     with suppress_warnings():
-        rates = {shown.label: population(sizes), f"{shown.label}, attacked": population.after_strongest_attack(sizes)}
+        rates = {
+            shown.label: population(sizes),
+            f"{shown.label}, attacked": population.after_strongest_attack(sizes),
+        }
     for label, values in rates.items():
         if values and bool(values["gallery"].isfinite()):
             curve = {size: float(values[f"rate_{size}"]) for size in sizes}
@@ -283,10 +372,19 @@ def _draw_population_rates(shown: ShownCondition, ax: Axes) -> None:
 
 
 def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
-    population, size = shown.report.population, min(identification_plots.find_population_sizes(shown.report.scalars))
-    for rates_of, label in ((population, shown.label), (population.after_strongest_attack, f"{shown.label}, attacked")):
+    population, size = (
+        shown.report.population,
+        min(identification_plots.find_population_sizes(shown.report.scalars)),
+    )
+    for rates_of, label in (
+        (population, shown.label),
+        (population.after_strongest_attack, f"{shown.label}, attacked"),
+    ):
         with suppress_warnings():
-            values = {length: rates_of((size,), length) for length in _doubling_conversation_lengths(shown)}
+            values = {
+                length: rates_of((size,), length)
+                for length in _doubling_conversation_lengths(shown)
+            }
         if curve := _curve_of_key(values, f"rate_{size}"):
             name = f"re-identification rate\namong {size} people"
             identification_plots.draw_over_conversation_lengths(curve, 1 / size, ax, label, name)
@@ -294,7 +392,11 @@ def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
 
 def _doubling_conversation_lengths(shown: ShownCondition) -> list[int]:
     """Return 1, 2, 4, … up to the median number of test utterances of a speaker, at most 32."""
-    return [2**power for power in range(6) if 2**power <= shown.report.population.median_num_test_utterances()]
+    return [
+        2**power
+        for power in range(6)
+        if 2**power <= shown.report.population.median_num_test_utterances()
+    ]
 
 
 def _curve_of_key(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
@@ -305,98 +407,165 @@ def _curve_of_key(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[
 
 FIGURES = (
     FigureKind(
-        "deid_gvd", "De-identification and voice distinctiveness",
-        "One point per system. Further right: original and protected voices of a speaker are harder to match by "
-        "cosine. Further up: protected voices are more distinct. Whiskers are confidence intervals.",
-        _draw_deid_gvd_figure),
+        "deid_gvd",
+        "De-identification and voice distinctiveness",
+        "One point per system. Further right: original and protected voices of a speaker are harder"
+        " to match by cosine. Further up: protected voices are more distinct. Whiskers are"
+        " confidence intervals.",
+        _draw_deid_gvd_figure,
+    ),
     FigureKind(
-        "utility", "Privacy and utility",
-        "One point per system. Further left: it discloses less to the strongest attacker tried. No system is better "
-        "than those on the line in both disclosure and utility. Whiskers are confidence intervals.",
-        _draw_utility_figure),
+        "utility",
+        "Privacy and utility",
+        "One point per system. Further left: it discloses less to the strongest attacker tried. No"
+        " system is better than those on the line in both disclosure and utility. Whiskers are"
+        " confidence intervals.",
+        _draw_utility_figure,
+    ),
     FigureKind(
-        "attacks", "Disclosure to each attack",
-        "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. On top "
-        "the fused attacker, who weighs them all by weights fitted on others. The longest of the other bars is the "
-        "largest of many noisy numbers.",
-        _panel_per_condition(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
+        "attacks",
+        "Disclosure to each attack",
+        "Expected disclosure to each attack, in either direction, fitted on other speakers than it"
+        " is tried on. On top the fused attacker, who weighs them all by weights fitted on others."
+        " The longest of the other bars is the largest of many noisy numbers.",
+        _panel_per_condition(
+            _draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8)
+        ),
+    ),
     FigureKind(
-        "attributes", "Disclosure of attributes",
-        "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
-        "Dashed: chance level. Diamonds: original speech.",
+        "attributes",
+        "Disclosure of attributes",
+        "What protected speech discloses about attributes such as sex, to a classifier fitted on"
+        " other speakers. Dashed: chance level. Diamonds: original speech.",
         _axes_per_system(
-            lambda system, ax: score_plots.draw_attribute_bits(system.attributes, ax), lambda system: system.attributes,
-            (5.2, 3.8))),
+            lambda system, ax: score_plots.draw_attribute_bits(system.attributes, ax),
+            lambda system: system.attributes,
+            (5.2, 3.8),
+        ),
+    ),
     FigureKind(
-        "score_histogram", "Distribution of scores",
-        "Densities of the scores of target trials (same speaker) and non-target trials (other speakers). The more "
-        "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
+        "score_histogram",
+        "Distribution of scores",
+        "Densities of the scores of target trials (same speaker) and non-target trials (other"
+        " speakers). The more they overlap, the more private. At the dotted threshold misses are as"
+        " frequent as false alarms.",
         _panel_per_condition(
             lambda shown, ax: score_plots.draw_score_histogram(
-                shown.report.scores.measure_input, shown.scalars, ax, shown.title))),
+                shown.report.scores.measure_input, shown.scalars, ax, shown.title
+            )
+        ),
+    ),
     FigureKind(
-        "det", "DET curve",
-        "First: miss rate over false-alarm rate for all thresholds, on probit axes. The marker is the raw equal error "
-        "rate (EER). Second: share of target trials found (TPR) over the share of non-target trials mistaken for them "
-        "(FPR), on logarithmic axes. Markers: FPR of 1 % and 0.1 %, what an attacker finds who must rarely be wrong. "
-        "The closer to the dashed line of chance, the more private.", _draw_det_figure),
+        "det",
+        "DET curve",
+        "First: miss rate over false-alarm rate for all thresholds, on probit axes. The marker is"
+        " the raw equal error rate (EER). Second: share of target trials found (TPR) over the share"
+        " of non-target trials mistaken for them (FPR), on logarithmic axes. Markers: FPR of 1 %"
+        " and 0.1 %, what an attacker finds who must rarely be wrong. The closer to the dashed line"
+        " of chance, the more private.",
+        _draw_det_figure,
+    ),
     FigureKind(
-        "ece_profile", "ECE profiles",
-        "Empirical cross-entropy: the uncertainty of an attacker who sees the scores, over all priors. The closer "
-        "to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as log-likelihood ratios as "
-        "they are. Bands are confidence intervals.", _overlay_conditions(_draw_ece_profile)),
+        "ece_profile",
+        "ECE profiles",
+        "Empirical cross-entropy: the uncertainty of an attacker who sees the scores, over all"
+        " priors. The closer to the black curve, the more private; D_ECE is the mean gap. Dotted:"
+        " scores taken as log-likelihood ratios as they are. Bands are confidence intervals.",
+        _overlay_conditions(_draw_ece_profile),
+    ),
     FigureKind(
-        "calibration", "Calibration learnt on another run",
-        "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
-        "calibration, and of the attacked run with the calibration learnt on the other. Above the black curve guessing "
-        "is better.", _axes_per_system(_draw_calibrated_profiles, lambda system: system.report.transfer is not None)),
-    FigureKind(
-        "reliability", "Calibration plot",
-        "Share of target trials over the posterior that the scores give as log-likelihood ratios. Larger markers: more "
-        "trials. On the dotted line the scores are calibrated. Where speakers are known, also after a linear "
-        "calibration learnt on other speakers.", _overlay_conditions(_draw_reliability, lambda report: report.is_llr)),
-    FigureKind(
-        "quadrants", "Voice similarity matrices",
-        "Similarity of all pairs of speakers. A bright diagonal between original and protected speech (OP): speakers "
-        "are recognised. A bright diagonal within protected speech (PP): each speaker keeps a distinct voice.",
+        "calibration",
+        "Calibration learnt on another run",
+        "ECE profiles of the run that the attacker learns on and of the attacked run, both with the"
+        " oracle calibration, and of the attacked run with the calibration learnt on the other."
+        " Above the black curve guessing is better.",
         _axes_per_system(
-            lambda system, ax: draw_similarity_matrices(system.report.matrices, ax, _legible_speaker_names(system)),
-            lambda system: system.report.matrices is not None, (4.8, 4.2))),
+            _draw_calibrated_profiles, lambda system: system.report.transfer is not None
+        ),
+    ),
     FigureKind(
-        "zoo", "Zoo plot",
-        "One point per speaker: mean similarity of own trials and of trials with others. Further right: easier to "
-        "recognise. Further up: easier to confuse with others. The title names the condition. An animal is a speaker "
-        "in the outer quarter of both.",
+        "reliability",
+        "Calibration plot",
+        "Share of target trials over the posterior that the scores give as log-likelihood ratios."
+        " Larger markers: more trials. On the dotted line the scores are calibrated. Where speakers"
+        " are known, also after a linear calibration learnt on other speakers.",
+        _overlay_conditions(_draw_reliability, lambda report: report.is_llr),
+    ),
+    FigureKind(
+        "quadrants",
+        "Voice similarity matrices",
+        "Similarity of all pairs of speakers. A bright diagonal between original and protected"
+        " speech (OP): speakers are recognised. A bright diagonal within protected speech (PP):"
+        " each speaker keeps a distinct voice.",
+        _axes_per_system(
+            lambda system, ax: draw_similarity_matrices(
+                system.report.matrices, ax, _legible_speaker_names(system)
+            ),
+            lambda system: system.report.matrices is not None,
+            (4.8, 4.2),
+        ),
+    ),
+    FigureKind(
+        "zoo",
+        "Zoo plot",
+        "One point per speaker: mean similarity of own trials and of trials with others. Further"
+        " right: easier to recognise. Further up: easier to confuse with others. The title names"
+        " the condition. An animal is a speaker in the outer quarter of both.",
         _panel_per_condition(
             lambda shown, ax: draw_zoo(
-                shown.report.similarity.within_speaker, shown.report.similarity.between_speakers, ax, shown.title,
-                _legible_speaker_names(shown.system)),
-            lambda report: report.similarity is not None, shared_axes="xy")),
+                shown.report.similarity.within_speaker,
+                shown.report.similarity.between_speakers,
+                ax,
+                shown.title,
+                _legible_speaker_names(shown.system),
+            ),
+            lambda report: report.similarity is not None,
+            shared_axes="xy",
+        ),
+    ),
     FigureKind(
-        "speakers", "Disclosure of each speaker",
-        "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested speaker and as the "
-        "enrolled one. The largest of many noisy numbers is too large; a speaker far above the others is protected "
-        "worse.",
+        "speakers",
+        "Disclosure of each speaker",
+        "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested"
+        " speaker and as the enrolled one. The largest of many noisy numbers is too large; a"
+        " speaker far above the others is protected worse.",
         _panel_per_condition(
             lambda shown, ax: draw_tested_and_enrolled(
-                shown.report.speakers, shown.scalars["d_ece"], shown.system.speaker_name, ax, shown.title),
-            lambda report: report.speakers is not None)),
+                shown.report.speakers,
+                shown.scalars["d_ece"],
+                shown.system.speaker_name,
+                ax,
+                shown.title,
+            ),
+            lambda report: report.speakers is not None,
+        ),
+    ),
     FigureKind(
-        "ranks", "Similarity rank disclosure",
-        "How often the true speaker is the most similar one, the second, and so on. On the dashed line nothing is "
-        "disclosed.",
+        "ranks",
+        "Similarity rank disclosure",
+        "How often the true speaker is the most similar one, the second, and so on. On the dashed"
+        " line nothing is disclosed.",
         _panel_per_condition(
             lambda shown, ax: identification_plots.draw_rank_histogram(
-                shown.report.identification.histogram, shown.scalars, ax, shown.title),
-            lambda report: report.identification is not None)),
+                shown.report.identification.histogram, shown.scalars, ax, shown.title
+            ),
+            lambda report: report.identification is not None,
+        ),
+    ),
     FigureKind(
-        "people", "Re-identification in a population",
-        "How often the speaker of an utterance is the most similar of N people: by cosine and, where attacks "
-        "were tried, after the strongest attack, which searches among speakers it was not fitted on. Dotted: "
-        "extrapolated beyond the gallery.", _overlay_conditions(_draw_population_rates, _has_gallery)),
+        "people",
+        "Re-identification in a population",
+        "How often the speaker of an utterance is the most similar of N people: by cosine and,"
+        " where attacks were tried, after the strongest attack, which searches among speakers it"
+        " was not fitted on. Dotted: extrapolated beyond the gallery.",
+        _overlay_conditions(_draw_population_rates, _has_gallery),
+    ),
     FigureKind(
-        "utterances", "Re-identification from several utterances",
-        "How often the speaker is found by the mean of several utterances: by cosine and, where attacks were tried, "
-        "after the strongest attack. A rising curve: protection by noise, which averaging removes.",
-        _overlay_conditions(_draw_conversation_lengths, _has_conversations)),
-)  # fmt: skip
+        "utterances",
+        "Re-identification from several utterances",
+        "How often the speaker is found by the mean of several utterances: by cosine and, where"
+        " attacks were tried, after the strongest attack. A rising curve: protection by noise,"
+        " which averaging removes.",
+        _overlay_conditions(_draw_conversation_lengths, _has_conversations),
+    ),
+)

@@ -1,7 +1,8 @@
 """Write results so that nothing of anybody else is lost.
 
-A folder is written whole under a name of its own beside the target, and then takes the place of the target by rename:
-of two runs into one folder the last one wins whole. Only files of the names that a run writes are ever removed.
+A folder is written whole under a name of its own beside the target, and then takes the place of the
+target by rename: of two runs into one folder the last one wins whole. Only files of the names that
+a run writes are ever removed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _LONGEST_NAME = 50  # letters of the target in the names beside it: file systems
 
 
 def check_output_folder(folder: Path, own_names: Collection[str]) -> None:
-    """Raise for a folder that cannot be replaced, or that holds anything but the files of a former run.
+    """Raise for a folder that cannot be replaced, or that holds anything but the files of a former
+    run.
 
     ``own_names``: the names of all files that a run may write.
     """
@@ -32,8 +34,13 @@ def check_output_folder(folder: Path, own_names: Collection[str]) -> None:
         if names and not foreign and not is_results_file(folder / RESULTS):
             foreign = sorted(names)
         if foreign:
-            expected = f"a new folder, or one that holds nothing but a former run with its {RESULTS}"
-            raise InputError(f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name", folder)
+            expected = (
+                f"a new folder, or one that holds nothing but a former run with its {RESULTS}"
+            )
+            raise InputError(
+                f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name",
+                folder,
+            )
         target = folder.resolve()
         if target.is_mount() or target in (Path.cwd(), *Path.cwd().parents):
             raise InputError("is in use and cannot be replaced; name a new folder in it", folder)
@@ -58,14 +65,17 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes], own_names: Colle
     except OSError as error:
         raise InputError(f"cannot be written ({describe_error(error)})", folder) from None
     finally:
-        # After an end between two renames, what was there and what should be there both stay beside the target.
+        # After an end between two renames, what was there and what should be there both stay beside
+        # the target.
         is_target_moved = bool(former) and not target.exists()
         for own in () if is_target_moved else (new, *former):
             _remove_own_files(own, own_names)
 
 
 def _put_in_place(new: Path, target: Path, former: list[Path]) -> None:
-    """Move the target aside and the new folder into its place, unless another run has been quicker."""
+    """Move the target aside and the new folder into its place, unless another run has been
+    quicker.
+    """
     aside = _name_beside(target, "old")
     try:
         target.rename(aside)
@@ -94,7 +104,9 @@ def check_output_file(path: Path) -> None:
         if path.is_dir():
             raise InputError("expected a file, but got a folder", path)
         if path.is_file() and path.stat().st_size and not is_results_file(path):
-            raise InputError("holds no results of vpmetrics and would be lost; choose another name", path)
+            raise InputError(
+                "holds no results of vpmetrics and would be lost; choose another name", path
+            )
         _check_writable(path.absolute().parent, path)
     except OSError as error:
         raise InputError(f"cannot be written ({describe_error(error)})", path) from None
@@ -105,7 +117,8 @@ def replace_file(path: Path, content: bytes) -> None:
     target = path.resolve()
     new = _name_beside(target, "new")
     try:
-        if target.exists() and not target.is_file():  # a device or a pipe, which nothing can be moved over
+        # a device or a pipe, which nothing can be moved over
+        if target.exists() and not target.is_file():
             target.write_bytes(content)
             return
         target.parent.mkdir(parents=True, exist_ok=True)

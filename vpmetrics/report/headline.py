@@ -1,4 +1,6 @@
-"""What a report says first: the level of leakage, the risks it follows from, and who is protected worst."""
+"""What a report says first: the level of leakage, the risks it follows from, and who is protected
+worst.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,13 @@ Level = Literal["low", "moderate", "high", "inconclusive"]
 class Risk:
     """One risk of a person in one condition, and what is held against it.
 
-    ``name``: ``"disclosure_conversation"``, ``"disclosure"``, ``"found_in_100"``, ``"tpr_at_1e-3"``, ``"tpr_at_1e-2"``
-    or ``"worst_speaker"``. ``low`` and ``high``: the 95 % interval. ``low_corrected``: the one-sided lower end at a
-    level of 95 % for all risks of all conditions together, which ``chance`` is compared with. ``limit_low`` and
-    ``limit_high``: below the first a risk is low, above the second it is high. ``utterances``: how many of one person
-    the attacker has. ``num_speakers``: 0 where the speakers of trials are unknown; ``has_many_trials``: whether there
-    are at least a hundred target trials. ``sentence``: the risk in words.
+    ``name``: ``"disclosure_conversation"``, ``"disclosure"``, ``"found_in_100"``,
+    ``"tpr_at_1e-3"``, ``"tpr_at_1e-2"`` or ``"worst_speaker"``. ``low`` and ``high``: the 95 %
+    interval. ``low_corrected``: the one-sided lower end at a level of 95 % for all risks of all
+    conditions together, which ``chance`` is compared with. ``limit_low`` and ``limit_high``: below
+    the first a risk is low, above the second it is high. ``utterances``: how many of one person the
+    attacker has. ``num_speakers``: 0 where the speakers of trials are unknown; ``has_many_trials``:
+    whether there are at least a hundred target trials. ``sentence``: the risk in words.
     """
 
     name: str
@@ -47,7 +50,8 @@ class Risk:
     def is_shown(self) -> bool:
         """Whether the data show that the risk exceeds chance.
 
-        Where nobody knows the speakers of trials there is no interval, and many trials must exceed the upper limit.
+        Where nobody knows the speakers of trials there is no interval, and many trials must exceed
+        the upper limit.
         """
         if self.num_speakers == 0:
             return self.has_many_trials and self.value > self.limit_high
@@ -61,7 +65,9 @@ class Risk:
 
     @property
     def level(self) -> Level:
-        """``"high"`` or ``"moderate"`` where the data show that much, ``"low"`` where they exclude more."""
+        """``"high"`` or ``"moderate"`` where the data show that much, ``"low"`` where they exclude
+        more.
+        """
         if self.is_shown and self.value > self.limit_high:
             return "high"
         if self.is_shown and self.value > self.limit_low:
@@ -70,7 +76,9 @@ class Risk:
 
     @property
     def more_speakers_needed(self) -> float:
-        """About how many more speakers would exclude the risk; NaN where the value reaches the limit or is unknown."""
+        """About how many more speakers would exclude the risk; NaN where the value reaches the
+        limit or is unknown.
+        """
         if not self.is_known or self.value >= self.limit_low or self.is_excluded:
             return math.nan
         ratio = (self.high - self.value) / (self.limit_low - self.value)
@@ -81,13 +89,14 @@ class Risk:
 class Headline:
     """The numbers to read first, and the verdict on them.
 
-    ``level``: the leakage. ``verdict``: one sentence, the same everywhere. ``risks``: what the level follows from.
-    ``disclosure``, ``disclosure_conversation`` (of ``conversation_utterances`` of one person) and ``found_in_100`` with
-    their 95 % intervals: the larger of both conditions. ``condition`` attains the disclosure; ``attack`` and ``needs``:
-    how, and what the attacker must have; ``encoder``: with what voices are compared. ``worst_speaker``: name of the
-    speaker who discloses most, None where unknown, ``worst_place`` the place among all, ascending, or -1;
-    ``worst_chance``: what the worst of as many speakers discloses by chance, ``worst_p``: how often it is as much.
-    ``reasons``: sentences that explain the level.
+    ``level``: the leakage. ``verdict``: one sentence, the same everywhere. ``risks``: what the
+    level follows from. ``disclosure``, ``disclosure_conversation`` (of ``conversation_utterances``
+    of one person) and ``found_in_100`` with their 95 % intervals: the larger of both conditions.
+    ``condition`` attains the disclosure; ``attack`` and ``needs``: how, and what the attacker must
+    have; ``encoder``: with what voices are compared. ``worst_speaker``: name of the speaker who
+    discloses most, None where unknown, ``worst_place`` the place among all, ascending, or -1;
+    ``worst_chance``: what the worst of as many speakers discloses by chance, ``worst_p``: how often
+    it is as much. ``reasons``: sentences that explain the level.
     """
 
     level: Level
@@ -126,7 +135,9 @@ class Headline:
 
     @property
     def is_speaker_exposed(self) -> bool:
-        """Whether one speaker discloses more than luck gives the worst of all: by chance in one of 20 evaluations."""
+        """Whether one speaker discloses more than luck gives the worst of all: by chance in one of
+        20 evaluations.
+        """
         return self.worst_p <= MOST_LUCK
 
     def __str__(self) -> str:

@@ -27,7 +27,9 @@ from vpmetrics.functional.rank import rank_disclosure
 
 
 class IdentificationNumbers(NamedTuple):
-    """Scalars of ranks and local information over all groups, inputs of all groups as one result, and the jackknife."""
+    """Scalars of ranks and local information over all groups, inputs of all groups as one result,
+    and the jackknife.
+    """
 
     scalars: dict[str, Tensor]
     pooled: Identification
@@ -47,7 +49,13 @@ def identify_all_groups(
     """Return what ranks disclose and, with ``has_bits``, local information."""
     is_exact = bandwidth is None
     parts = identify_condition(
-        data, condition, scoring, slope=slope, has_bits=has_bits, has_chance=is_exact, bandwidth=bandwidth
+        data,
+        condition,
+        scoring,
+        slope=slope,
+        has_bits=has_bits,
+        has_chance=is_exact,
+        bandwidth=bandwidth,
     )
     jackknife = None if groups is None else jackknife_scalars(parts, scoring, groups, rank_model)
     results = [each for _, each in parts]
@@ -56,7 +64,9 @@ def identify_all_groups(
         scalars |= summarise_information(pooled.bits, pooled.linked)
         if is_exact:
             chance = pooled.chance_bits
-            scalars["alid_chance"] = torch.full_like(scalars["alid"], torch.nan) if chance is None else chance
+            scalars["alid_chance"] = (
+                torch.full_like(scalars["alid"], torch.nan) if chance is None else chance
+            )
     return IdentificationNumbers(scalars, pooled, jackknife)
 
 
@@ -67,7 +77,9 @@ def rank_scalars(parts: Sequence[Identification], rank_model: str) -> dict[str, 
         chance = chance_mean_d(part.histogram, rank_model, len(part.trials))
         if part.chance_histograms is not None:
             # Inputs of one speaker err together, so the closed form is a lower bound.
-            permuted = rank_disclosure(part.chance_histograms, rank_model, validate_args=False)["mean_d"].mean()
+            permuted = rank_disclosure(part.chance_histograms, rank_model, validate_args=False)[
+                "mean_d"
+            ].mean()
             chance = torch.maximum(chance, widen(permuted))
         disclosure = rank_disclosure(part.histogram, rank_model, validate_args=False)
         values.append(disclosure | {"mean_d_chance": chance})
@@ -96,13 +108,19 @@ def jackknife_scalars(
     groups: JackknifeGroups,
     rank_model: str,
 ) -> Jackknife:
-    """Return the jackknife of ranks and local information, pooled over groups of the data; it leaves out ``groups``."""
-    replicates = [jackknife_identification(trials, scoring, groups, result.slopes) for trials, result in parts]
+    """Return the jackknife of ranks and local information, pooled over groups of the data; it
+    leaves out ``groups``.
+    """
+    replicates = [
+        jackknife_identification(trials, scoring, groups, result.slopes) for trials, result in parts
+    ]
     # A group of the data that keeps one speaker has no other to confuse them with, and drops out.
     has_others = torch.stack([each.references > 1 for each in replicates])
     inputs = torch.stack([each.histograms.sum(1) for each in replicates]) * has_others
     sums = torch.stack([each.sums for each in replicates]) * has_others[:, None]
-    disclosures = [_rank_replicates(each.histograms, each.references, rank_model) for each in replicates]
+    disclosures = [
+        _rank_replicates(each.histograms, each.references, rank_model) for each in replicates
+    ]
     values = mean_over_groups(disclosures, inputs)
     count, positive_sum, negative_sum, positive, linked = sums.sum(0)
     values |= {
@@ -111,20 +129,31 @@ def jackknife_scalars(
         "ndr": 1 - positive / count,
         "link_rate": linked / inputs.sum(0),
     }
-    jackknife = make_jackknife(values, groups, sum(len(result.speakers.unique()) for _, result in parts))
-    # With fewer references there is less to disclose, so the bias shows where inputs alone are left out.
+    jackknife = make_jackknife(
+        values, groups, sum(len(result.speakers.unique()) for _, result in parts)
+    )
+    # With fewer references there is less to disclose, so the bias shows where inputs alone are left
+    # out.
     fewer = [rank_disclosure(each.fewer_inputs, rank_model)["mean_d"] for each in replicates]
     weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
     mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
-    return jackknife._replace(bias={"mean_d": groups.kept_over_dropped * (mean_d[1:] - mean_d[0]).mean()})
+    return jackknife._replace(
+        bias={"mean_d": groups.kept_over_dropped * (mean_d[1:] - mean_d[0]).mean()}
+    )
 
 
 def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) -> dict[str, Tensor]:
     """Return rank disclosure of each histogram among as many references as it has."""
-    values = {key: histograms.new_full((len(histograms),), torch.nan) for key in ("max_d", "mean_d", "id_rate")}
+    values = {
+        key: histograms.new_full((len(histograms),), torch.nan)
+        for key in ("max_d", "mean_d", "id_rate")
+    }
     for number in references.unique().long().tolist():
         rows = (references == number).nonzero().flatten()
         if number > 1:
             disclosure = rank_disclosure(histograms[rows, :number], rank_model)
-            values = {key: each.index_copy(0, rows, disclosure[key].to(each.dtype)) for key, each in values.items()}
+            values = {
+                key: each.index_copy(0, rows, disclosure[key].to(each.dtype))
+                for key, each in values.items()
+            }
     return values

@@ -50,20 +50,31 @@ class Content:
     @cached_property
     def pairs(self) -> list[comparison.Pair]:
         """The pairs of systems that can be compared."""
-        return comparison.compare_pairs_by_disclosure(self.systems, self.run.settings.get("intervals"))
+        return comparison.compare_pairs_by_disclosure(
+            self.systems, self.run.settings.get("intervals")
+        )
 
     @cached_property
     def tables(self) -> list[Table]:
-        """All that is known of one system, or systems side by side, with the details of each folded."""
+        """All that is known of one system, or systems side by side, with the details of each
+        folded.
+        """
         systems = self.systems
         if len(systems) == 1 and tuple(self.columns) == ("default",):
             return tables_of_system(systems[0])
         tables = [comparison.table_of_systems(systems, self.title, self.columns)]
         if len(systems) == 2:
-            tables.append(comparison.table_of_changes(systems[0], systems[1], self.run.settings.get("intervals")))
+            tables.append(
+                comparison.table_of_changes(
+                    systems[0], systems[1], self.run.settings.get("intervals")
+                )
+            )
         tables.append(comparison.table_of_pairs(self.pairs))
         details = [(system.name, table) for system in systems for table in tables_of_system(system)]
-        tables += [table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details]
+        tables += [
+            table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name))
+            for name, table in details
+        ]
         return [table for table in tables if table.rows]
 
     @property
@@ -88,7 +99,8 @@ def save_systems(
     settings: Mapping[str, Any] | None = None,
     samples: Sequence[Sample] = (),
 ) -> None:
-    """Write the page, results, tables and figures of one or more systems into a new folder or one of a former run.
+    """Write the page, results, tables and figures of one or more systems into a new folder or one
+    of a former run.
 
     ``samples``: recordings for the page.
 
@@ -118,7 +130,9 @@ def own_file_names() -> list[str]:
 def render_files(
     content: Content, formats: Sequence[str] = ("png",), latex_intervals: bool = False
 ) -> dict[str, bytes]:
-    """Return the files of a folder by name: page, results, tables, model card, and figures in these formats."""
+    """Return the files of a folder by name: page, results, tables, model card, and figures in these
+    formats.
+    """
     with _naming_the_extra():
         from vpmetrics.report.page import draw_figures, render_page
     from vpmetrics.report.table_formats import as_csv, as_latex, as_markdown
@@ -145,14 +159,18 @@ def _name_dataset(system: EvaluatedSystem) -> str:
     """Return the data set of a challenge, or on how much speech a system was measured."""
     if system.dataset:
         return clean(system.dataset)
-    speakers = len(system.speakers) or len(system.report.speakers if system.report.speakers is not None else ())
+    speakers = len(system.speakers) or len(
+        system.report.speakers if system.report.speakers is not None else ()
+    )
     known = {"speakers": speakers, "utterances": system.utterances}
     return ", ".join(f"{count} {what}" for what, count in known.items() if count) or "speech"
 
 
 @contextmanager
 def _naming_the_extra() -> Iterator[None]:
-    """Say what to install where a library of the page is missing. These are imported late: they are slow to load."""
+    """Say what to install where a library of the page is missing. These are imported late: they are
+    slow to load.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -169,7 +187,9 @@ def render_results(content: Content, files: Sequence[str] = ()) -> bytes:
 
 
 def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
-    """Return a model card for the Hugging Face hub; its ``model-index`` holds the numbers of each summary."""
+    """Return a model card for the Hugging Face hub; its ``model-index`` holds the numbers of each
+    summary.
+    """
     from vpmetrics.report.table_formats import as_markdown, escape_markdown
 
     models, body = [], [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
@@ -177,8 +197,14 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
         verdict, rows, metrics = summary.verdict_of(system), summary.summary_rows(system), []
         for row in rows:
             kind = re.sub(r"\W+", "_", row.heading.lower()).strip("_")
-            ends = {"args": dict(zip(("low", "high"), row.cell.ends, strict=True))} if row.cell.interval else {}
-            metrics.append({"type": kind, "name": row.heading, "value": float(f"{row.cell.value:.6g}"), **ends})
+            ends = (
+                {"args": dict(zip(("low", "high"), row.cell.ends, strict=True))}
+                if row.cell.interval
+                else {}
+            )
+            metrics.append(
+                {"type": kind, "name": row.heading, "value": float(f"{row.cell.value:.6g}"), **ends}
+            )
         result = {
             "task": {"type": "audio-to-audio", "name": "Speaker anonymization"},
             "dataset": {"type": "speech", "name": _name_dataset(system)},
@@ -186,7 +212,13 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
         }
         models.append({"name": clean(system.name or title), "results": [result]})
         lead = f"{escape_markdown(clean(system.name))}: " if len(systems) > 1 else ""
-        body += [f"**{lead}{verdict.title}.** {' '.join(map(escape_markdown, map(clean, verdict.sentences)))}", ""]
+        body += [
+            (
+                f"**{lead}{verdict.title}.**"
+                f" {' '.join(map(escape_markdown, map(clean, verdict.sentences)))}"
+            ),
+            "",
+        ]
         cells = tuple((Cell(row.heading), row.cell, Cell(row.unit), Cell(row.note)) for row in rows)
         body += [as_markdown([Table("", ("measure", "value", "unit", "note"), cells)])]
     # JSON is YAML.

@@ -1,4 +1,6 @@
-"""One self-contained HTML page, for the screen, light or dark, the printer and a screen reader; and its figures."""
+"""One self-contained HTML page, for the screen, light or dark, the printer and a screen reader; and
+its figures.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ if TYPE_CHECKING:
     from vpmetrics.report.outputs import Content
 
 _CSS_DPI = 96  # pixels of CSS in an inch
-_WIDEST_LEGIBLE = 520  # pixels of a panel whose letters can still be read when a phone of 390 pixels shrinks it
+# pixels of a panel whose letters can still be read when a phone of 390 pixels shrinks it
+_WIDEST_LEGIBLE = 520
 _PANEL_MARGIN = 4  # pixels around a panel
-_MOST_BYTES = 650_000  # of all pictures, so that a page that holds them in base64 stays below a megabyte
+# of all pictures, so that a page that holds them in base64 stays below a megabyte
+_MOST_BYTES = 650_000
 _NAME_DESCRIPTIONS = {  # where a table shows a name, not the number that stands for it
     "worst_speaker": "name of the speaker who is protected worst",
 }
@@ -47,7 +51,9 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure, drawn: a file for every format, and its panels, which a narrow screen shows one below the other."""
+    """A figure, drawn: a file for every format, and its panels, which a narrow screen shows one
+    below the other.
+    """
 
     key: str
     title: str
@@ -56,8 +62,12 @@ class Picture(NamedTuple):
     panels: Sequence[Panel]
 
 
-def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)) -> list[Picture]:
-    """Draw all figures that have data: as PNG for the page, and in other formats that are asked for."""
+def draw_figures(
+    systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)
+) -> list[Picture]:
+    """Draw all figures that have data: as PNG for the page, and in other formats that are asked
+    for.
+    """
     drawn, pictures = draw_all_figures(systems, PAGE), []
     for dpi in (150, 110, 80):
         pngs = {key: _draw_small_png(figure, dpi) for key, figure in drawn.items()}
@@ -79,13 +89,18 @@ def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("
 def _draw_small_png(figure: Figure, dpi: int) -> bytes:
     """Return a picture of few colours, which is a third as large and looks the same."""
     buffer, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # it is compressed below
-    Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    # it is compressed below
+    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})
+    Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
+        small, "PNG", optimize=True
+    )
     return small.getvalue()
 
 
 def _cut_into_panels(figure: Figure, png: bytes, dpi: int) -> list[Panel]:
-    """Return the panels of a figure, each with its labels, legend and colour bar, in the order of reading."""
+    """Return the panels of a figure, each with its labels, legend and colour bar, in the order of
+    reading.
+    """
     boxes = _boxes_of_panels(figure)
     if len(boxes) == 1:
         return [Panel(png, round(_CSS_DPI * figure.get_figwidth()))]
@@ -122,8 +137,12 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     """Return the HTML page, with figures and recordings inside it."""
     systems = content.systems
     several = len(systems) > 1
-    conditions = dict.fromkeys(name for system in systems for name in conditions_in_table_order(system) if name)
-    attacked = dict.fromkeys(name for system in systems for name in summary.conditions_meant_to_hide(system))
+    conditions = dict.fromkeys(
+        name for system in systems for name in conditions_in_table_order(system) if name
+    )
+    attacked = dict.fromkeys(
+        name for system in systems for name in summary.conditions_meant_to_hide(system)
+    )
     # Of each system its name, its level of leakage and what each condition discloses.
     glances = []
     for system in summary.sort_by_dataset_and_disclosure(systems) if several else ():
@@ -131,30 +150,48 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         glances.append((system.name, summary.verdict_of(system).level, disclosures))
     keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
     loader = FileSystemLoader(Path(__file__).parent)
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
+        "page.html.jinja"
+    )
     return template.render(
         version=__version__,
         title=content.title,
         lead=content.lead,
-        headline=verdict_of_systems(systems, content.pairs) if several else summary.verdict_of(systems[0]),
+        headline=verdict_of_systems(systems, content.pairs)
+        if several
+        else summary.verdict_of(systems[0]),
         checks=collect_checks(systems),
         marks=summary.MARKS,
         thresholds=summary.THRESHOLDS,
-        limits=[100 * bits / summary.MOST_BITS for bits in (CONVERSATION.limit_low, CONVERSATION.limit_high)],
+        limits=[
+            100 * bits / summary.MOST_BITS
+            for bits in (CONVERSATION.limit_low, CONVERSATION.limit_high)
+        ],
         cards=[] if several else summary.summary_rows(systems[0]),
         attacked=[condition or "scores" for condition in attacked],
         glances=glances,
         shares_of=summary.shares_of,
         most=f"{summary.MOST_BITS:.3f}",
         intervals=content.intervals,
-        conditions=[(condition_with_challenge_name(name, systems), CONDITION_TITLES[name]) for name in conditions],
+        conditions=[
+            (condition_with_challenge_name(name, systems), CONDITION_TITLES[name])
+            for name in conditions
+        ],
         notes=content.notes,
         pictures=pictures,
         widest_legible=_WIDEST_LEGIBLE,
         encode=lambda png: base64.b64encode(png).decode(),
-        tables=[(fold, list(tables)) for fold, tables in groupby(content.tables, lambda table: table.fold)],
-        samples=[(*s[:2], *(base64.b64encode(wav).decode() for wav in s[2:])) for s in content.samples],
-        terms={scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description) for key in keys},
+        tables=[
+            (fold, list(tables))
+            for fold, tables in groupby(content.tables, lambda table: table.fold)
+        ],
+        samples=[
+            (*s[:2], *(base64.b64encode(wav).decode() for wav in s[2:])) for s in content.samples
+        ],
+        terms={
+            scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description)
+            for key in keys
+        },
         command=shlex.join(content.run.command),
         inputs=describe_inputs(content.run),
     )

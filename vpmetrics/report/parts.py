@@ -1,4 +1,6 @@
-"""The parts of a report of one condition: each is computed by one function, from what it is given and nothing else."""
+"""The parts of a report of one condition: each is computed by one function, from what it is given
+and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 
 
 class Part(Enum):
-    """A part of the report of a condition. Score measures are always computed: every other part needs the scores."""
+    """A part of the report of a condition. Score measures are always computed: every other part
+    needs the scores.
+    """
 
     SCORES = "scores"
     SIMILARITY = "similarity"
@@ -101,10 +105,12 @@ RISK_PARTS = frozenset([Part.FOUND, Part.CONVERSATIONS, Part.WORST_SPEAKER])
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """How embeddings are compared and what is computed from their scores, see :class:`vpmetrics.VoicePrivacy`.
+    """How embeddings are compared and what is computed from their scores, see
+    :class:`vpmetrics.VoicePrivacy`.
 
-    ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None asks for all.
-    ``has_risk_intervals``: whether the risks of a verdict are replicated where ``intervals`` does not ask for it.
+    ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None
+    asks for all. ``has_risk_intervals``: whether the risks of a verdict are replicated where
+    ``intervals`` does not ask for it.
     """
 
     similarity: str = "geometric"
@@ -125,15 +131,21 @@ class ReportSettings:
         return self.families is None or any(name == condition for name, _ in self.families)
 
     def parts_of(self, condition: str, hidden: Collection[str]) -> frozenset[Part]:
-        """Return the parts that the report of a condition needs; speakers should be ``hidden`` in these conditions."""
+        """Return the parts that the report of a condition needs; speakers should be ``hidden`` in
+        these conditions.
+        """
         if self.families is None:
             return frozenset(Part) if condition in hidden else frozenset(Part) - RISK_PARTS
-        return frozenset(PART_OF_FAMILY[family] for name, family in self.families if name == condition)
+        return frozenset(
+            PART_OF_FAMILY[family] for name, family in self.families if name == condition
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class ScoresPart:
-    """Scores of a condition, its score measures, and with intervals the counts without each jackknife group."""
+    """Scores of a condition, its score measures, and with intervals the counts without each
+    jackknife group.
+    """
 
     scalars: dict[str, Tensor]
     replicates: Jackknife | None
@@ -143,7 +155,9 @@ class ScoresPart:
 
 @dataclass(frozen=True, eq=False)
 class SimilarityPart:
-    """Similarities of speakers: their matrix where it is small enough to keep, and its diagonal dominance."""
+    """Similarities of speakers: their matrix where it is small enough to keep, and its diagonal
+    dominance.
+    """
 
     scalars: dict[str, Tensor]
     replicates: Jackknife | None
@@ -211,7 +225,9 @@ class CalibrationPart:
     replicates: Jackknife | None
 
 
-def form_all_pairs(data: EvaluationData, condition: Condition, settings: ReportSettings) -> PairBlocks:
+def form_all_pairs(
+    data: EvaluationData, condition: Condition, settings: ReportSettings
+) -> PairBlocks:
     """Return all trials of a condition, not scored yet."""
     enrolment, test = data.sides(condition, settings.enrolment)
     return PairBlocks(
@@ -225,22 +241,27 @@ def form_all_pairs(data: EvaluationData, condition: Condition, settings: ReportS
     )
 
 
-def form_plain_rows(data: EvaluationData, condition: Condition, settings: ReportSettings) -> TrialRows:
+def form_plain_rows(
+    data: EvaluationData, condition: Condition, settings: ReportSettings
+) -> TrialRows:
     """Return the rows that plain comparison compares in a condition."""
     enrolment, test = data.sides(condition, settings.enrolment)
     return make_plain_rows(enrolment, test, condition, resolve_scoring(settings.scoring))
 
 
-def score_pairs(pairs: PairBlocks, condition: Condition, settings: ReportSettings) -> ConditionScores:
+def score_pairs(
+    pairs: PairBlocks, condition: Condition, settings: ReportSettings
+) -> ConditionScores:
     """Return the scores of all trials; warn where bins are too wide to know their D_ECE."""
     scores = collect_pair_scores(pairs, settings.bandwidth)
     if scores.worst_counts is not None:
-        # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, separation the highest.
+        # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, separation
+        # the highest.
         least = expected_disclosure(scores.counts.ascending)
         most = expected_disclosure(scores.worst_counts().ascending)
         text = (
-            f"Scores of {condition.name} share bins that are too wide: its D_ECE may be off by {{:.3f}} bit. "
-            "Measure fewer utterances, or scale what is compared."
+            f"Scores of {condition.name} share bins that are too wide: its D_ECE may be off by"
+            " {:.3f} bit. Measure fewer utterances, or scale what is compared."
         )
         warn_if(most - least, lambda bound: text.format(bound) if bound > _COARSE_BINS else None)
     return scores
@@ -254,7 +275,9 @@ def compute_scores(
     settings: ReportSettings,
     similarity: tuple[SimilaritySummary, Tensor | None] | None,
 ) -> ScoresPart:
-    """Compute the score measures; ``similarity``: summary and matrix, where replicates of these are needed."""
+    """Compute the score measures; ``similarity``: summary and matrix, where replicates of these are
+    needed.
+    """
     keys = set(SCORE_MEASURES) if settings.measures is None else settings.measures
     scalars = {}
     for key, measure in SCORE_MEASURES.items():
@@ -277,7 +300,9 @@ def summarise_pairs(
 def compute_linkability_chance(
     data: EvaluationData, condition: Condition, settings: ReportSettings, scores: ConditionScores
 ) -> Tensor:
-    """Compute the linkability with speakers permuted, in the bins of the linkability of all trials."""
+    """Compute the linkability with speakers permuted, in the bins of the linkability of all
+    trials.
+    """
     with suppress_warnings():
         edges = linkability_edges(scores.trials)
     return linkability_by_chance(form_plain_rows(data, condition, settings), edges)
@@ -290,7 +315,9 @@ def compute_similarity(
     settings: ReportSettings,
     has_replicates: bool,
 ) -> SimilarityPart:
-    """Compute the diagonal dominance of the similarity matrix; the part has speakers in the order of their labels."""
+    """Compute the diagonal dominance of the similarity matrix; the part has speakers in the order
+    of their labels.
+    """
     summary, matrix = similarity
     scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
     replicates = None
@@ -298,7 +325,11 @@ def compute_similarity(
     if counts is not None and has_replicates:
         group_of_speaker = counts.groups.find_groups(speakers)
         values = replicate_diagonal_dominance(
-            counts, summary, group_of_speaker, scored.scores.has_unordered_pairs, settings.similarity
+            counts,
+            summary,
+            group_of_speaker,
+            scored.scores.has_unordered_pairs,
+            settings.similarity,
         )
         replicates = make_jackknife(values, counts.groups, counts.min_speakers_per_class)
     order = speakers.argsort(stable=True)
@@ -329,7 +360,8 @@ def compute_attacks(
 ) -> AttacksPart:
     """Compute what the fused attacker learns in a condition; never less than by plain comparison.
 
-    ``has_limit``: whether also what it would learn from very many speakers, which needs two more fits.
+    ``has_limit``: whether also what it would learn from very many speakers, which needs two more
+    fits.
     """
     plain_replicates = None
     if scored.counts is not None:
@@ -347,21 +379,26 @@ def compute_attacks(
 
 
 def compute_found(scored: ScoresPart, groups: JackknifeGroups | None) -> FoundPart:
-    """Compute how often plain comparison finds the right one of 100 people, in its better direction."""
+    """Compute how often plain comparison finds the right one of 100 people, in its better
+    direction.
+    """
     sign = choose_sign(scored.scores.counts)
     scalars = {"found_in_100": found_among_of_steps(scored.scores.counts[sign])}
     if groups is None or scored.counts is None:
         return FoundPart(scalars, None)
     replicates = {"found_in_100": found_among_of_steps(scored.counts.measure_input.counts[sign])}
-    return FoundPart(scalars, make_jackknife(replicates, groups, scored.counts.min_speakers_per_class))
+    return FoundPart(
+        scalars, make_jackknife(replicates, groups, scored.counts.min_speakers_per_class)
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class FoldsOfCondition:
     """Rows of a condition whose comparison gives its scores.
 
-    ``plain``: rows of plain comparison, one fold of all speakers. ``attacked``: of each fold of speakers after the
-    fused attack; None where none was tried. ``single``: those of the two that find more by single utterances.
+    ``plain``: rows of plain comparison, one fold of all speakers. ``attacked``: of each fold of
+    speakers after the fused attack; None where none was tried. ``single``: those of the two that
+    find more by single utterances.
     """
 
     plain: TrialRows
@@ -370,7 +407,9 @@ class FoldsOfCondition:
 
 
 class _AttackedFolds(Collection[TrialRows]):
-    """Rows of all folds after the fused attack, formed anew whenever they are iterated over where they are many."""
+    """Rows of all folds after the fused attack, formed anew whenever they are iterated over where
+    they are many.
+    """
 
     def __init__(self, folds: Sequence[FoldRows], condition: Condition) -> None:
         self._folds = folds
@@ -409,7 +448,9 @@ def form_folds(
     plain = form_plain_rows(data, condition, settings)
     if attacks is None or strongest is None or not strongest.attacks:
         return FoldsOfCondition(plain, None, [plain])
-    folds = attacks.fold_rows(condition, PROFILES[strongest.profile or 0] if not strongest.is_plain else None)
+    folds = attacks.fold_rows(
+        condition, PROFILES[strongest.profile or 0] if not strongest.is_plain else None
+    )
     num_rows = len(plain.enrolment) + len(plain.test)
     if num_rows * plain.enrolment_rows.shape[1] <= _FEW_ENTRIES:
         folds = list(folds)
@@ -418,7 +459,9 @@ def form_folds(
 
 
 class _Candidate(NamedTuple):
-    """Conversations as one attacker scores them: numbers, and with intervals those without each group."""
+    """Conversations as one attacker scores them: numbers, and with intervals those without each
+    group.
+    """
 
     d_ece: Tensor
     chance: Tensor
@@ -427,9 +470,14 @@ class _Candidate(NamedTuple):
 
 
 def compute_conversations(
-    folds: FoldsOfCondition, length: int | None, settings: ReportSettings, groups: JackknifeGroups | None
+    folds: FoldsOfCondition,
+    length: int | None,
+    settings: ReportSettings,
+    groups: JackknifeGroups | None,
 ) -> ConversationsPart:
-    """Compute what ``length`` utterances of one person disclose; never less than plain comparison finds."""
+    """Compute what ``length`` utterances of one person disclose; never less than plain comparison
+    finds.
+    """
     keys = ("d_ece_conversation", "d_ece_conversation_chance", "found_in_100_conversation")
     device = folds.plain.enrolment_rows.device
     if length is None:
@@ -461,7 +509,9 @@ def _measure_conversations(
     scored: ConversationScores, groups: JackknifeGroups | None, num_signs: int
 ) -> list[_Candidate]:
     """Return the numbers of conversations for scores and, with two signs, for negated scores."""
-    edges = lay_edges_at_targets([scored.scores[scored.is_target], scored.chance_scores[scored.is_chance_target]])
+    edges = lay_edges_at_targets(
+        [scored.scores[scored.is_target], scored.chance_scores[scored.is_chance_target]]
+    )
     num_cells = len(edges) + 1
     # Trials and then trials by chance; non-targets and then targets.
     counts = torch.zeros(2, 2, num_cells, dtype=torch.int64, device=edges.device)
@@ -478,14 +528,22 @@ def _measure_conversations(
     replicates: list[Jackknife | None] = [None] * num_signs
     if groups is not None and not bool(disclosure[0].isnan()):
         replicates = _replicate_conversations(scored, groups, cell, num_cells, num_signs)
-    return [_Candidate(*values) for values in zip(disclosure, chance, found, replicates, strict=True)]
+    return [
+        _Candidate(*values) for values in zip(disclosure, chance, found, replicates, strict=True)
+    ]
 
 
 def _replicate_conversations(
-    scored: ConversationScores, groups: JackknifeGroups, cell: Tensor, num_cells: int, num_signs: int
+    scored: ConversationScores,
+    groups: JackknifeGroups,
+    cell: Tensor,
+    num_cells: int,
+    num_signs: int,
 ) -> list[Jackknife | None]:
     """Return the replicates of the numbers of conversations, for scores and for negated scores."""
-    first_group, second_group = groups.group_of_label[torch.searchsorted(groups.labels, scored.labels.contiguous())]
+    first_group, second_group = groups.group_of_label[
+        torch.searchsorted(groups.labels, scored.labels.contiguous())
+    ]
     counts = []
     for is_of_class in (~scored.is_target, scored.is_target):
         sums = SumsWithoutGroups(groups.num_groups, num_cells, torch.int64, cell.device)
@@ -535,9 +593,14 @@ def compute_population(
 
 
 def compute_calibration(
-    data: EvaluationData, condition: Condition, settings: ReportSettings, groups: JackknifeGroups | None
+    data: EvaluationData,
+    condition: Condition,
+    settings: ReportSettings,
+    groups: JackknifeGroups | None,
 ) -> CalibrationPart:
-    """Compute C_ECE with a calibration from other sessions, fitted once and used for every replicate."""
+    """Compute C_ECE with a calibration from other sessions, fitted once and used for every
+    replicate.
+    """
 
     def score_run(run: EvaluationData) -> ScoredTrials:
         pairs = form_all_pairs(run, condition, settings)

@@ -15,11 +15,20 @@ from torch import Tensor
 from vpmetrics._identification.identification import Identification
 from vpmetrics._identification.population import PopulationRates
 from vpmetrics._scores.condition_scores import ConditionScores
-from vpmetrics._scores.jackknife import Jackknife, ReplicateCellCounts, add_intervals, profile_interval
+from vpmetrics._scores.jackknife import (
+    Jackknife,
+    ReplicateCellCounts,
+    add_intervals,
+    profile_interval,
+)
 from vpmetrics._scores.measures import minimum_cross_entropy
 from vpmetrics._scores.registry import SPEAKER, hidden_conditions, scalar_key, scalar_keys
 from vpmetrics._scores.speaker_disclosure import SpeakerDisclosure
-from vpmetrics._scores.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
+from vpmetrics._scores.speaker_similarity import (
+    SimilarityMatrices,
+    SimilaritySummary,
+    dominance_ratio,
+)
 from vpmetrics._scores.worst_speaker import WorstSpeaker
 from vpmetrics._util.dtypes import read_numbers, widen
 from vpmetrics._util.validation import suppress_warnings
@@ -40,7 +49,8 @@ class ConditionReport:
     """One condition: its scalars, and the data of its figures; None where nothing needed them.
 
     ``is_llr``: given scores may be log-likelihood
-    ratios, cosines are none. ``calibrated()``: given scores of each half of the speakers, calibrated on the other half.
+    ratios, cosines are none. ``calibrated()``: given scores of each half of the speakers,
+    calibrated on the other half.
     """
 
     scalars: dict[str, Tensor]
@@ -68,7 +78,9 @@ class ConditionReport:
         return minimum_cross_entropy(self.scores.counts.ascending, prior_log_odds)
 
     def cross_entropy_interval(self, prior_log_odds: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return both ends of the confidence interval of :meth:`minimum_cross_entropy` at each prior."""
+        """Return both ends of the confidence interval of :meth:`minimum_cross_entropy` at each
+        prior.
+        """
         if self.counts is None or self.confidence is None:
             return None
         profile = self.minimum_cross_entropy(prior_log_odds)
@@ -76,7 +88,9 @@ class ConditionReport:
 
 
 class TransferredCalibration(NamedTuple):
-    """Scores calibrated on those of another run: the report of that run, and the ratios by kind of calibration."""
+    """Scores calibrated on those of another run: the report of that run, and the ratios by kind of
+    calibration.
+    """
 
     other: ConditionReport
     llr: dict[str, Tensor]
@@ -88,11 +102,12 @@ class TransferredCalibration(NamedTuple):
 class PrivacyReport:
     """All scalars by key, the conditions they come from, checks of the evaluation and the headline.
 
-    ``speakers`` ``(S,)``: labels, ascending; ``speaker_names``: their names where they were given as strings.
-    ``encoders``: the report of each alone, where there are several; ``groups``: that of each group.
-    ``attacks``: those that were fused, with what each finds by itself and its share.
-    ``encoder``: its name; ``is_encoder_adapted``: whether it was trained on protected speech. ``risks``: what the
-    verdict follows from; ``shorter_risks``: those of shorter conversations, where the data cannot tell of longer ones.
+    ``speakers`` ``(S,)``: labels, ascending; ``speaker_names``: their names where they were given
+    as strings. ``encoders``: the report of each alone, where there are several; ``groups``: that of
+    each group. ``attacks``: those that were fused, with what each finds by itself and its share.
+    ``encoder``: its name; ``is_encoder_adapted``: whether it was trained on protected speech.
+    ``risks``: what the verdict follows from; ``shorter_risks``: those of shorter conversations,
+    where the data cannot tell of longer ones.
     """
 
     scalars: dict[str, Tensor]
@@ -119,7 +134,9 @@ class PrivacyReport:
         return "OP" if "OP" in self.conditions else next(iter(self.conditions))
 
     def speaker_name(self, place: float) -> str:
-        """Return the name of the speaker at a place among all, ascending; the label where names are unknown."""
+        """Return the name of the speaker at a place among all, ascending; the label where names are
+        unknown.
+        """
         if self.speakers is None or not 0 <= place < len(self.speakers):
             return SPEAKER.show(place)
         label = int(self.speakers[int(place)])
@@ -151,11 +168,12 @@ class PrivacyReport:
 class EvaluatedSystem:
     """A report with the name of its system, and what is shown with it.
 
-    ``speakers``: names of the speakers, in the order of their labels. ``groups``: reports of parts of the trials,
-    by name; ``weights``: their weights in an average.
-    ``no_attacks``: why no attack was tried. ``utility``: values such as a word error rate, by name. ``attributes``:
-    disclosure of each attribute of speakers. ``dataset``: the data set of a challenge. ``challenge_condition_names``:
-    its name of each condition. ``part_of``: name of the system that combines this one with those of other encoders.
+    ``speakers``: names of the speakers, in the order of their labels. ``groups``: reports of parts
+    of the trials, by name; ``weights``: their weights in an average.
+    ``no_attacks``: why no attack was tried. ``utility``: values such as a word error rate, by name.
+    ``attributes``: disclosure of each attribute of speakers. ``dataset``: the data set of a
+    challenge. ``challenge_condition_names``: its name of each condition. ``part_of``: name of the
+    system that combines this one with those of other encoders.
     """
 
     name: str
@@ -178,12 +196,18 @@ class EvaluatedSystem:
         return read_numbers(self.report.scalars)
 
     def get_or_nan(self, key: str, condition: str = "") -> float:
-        """Return a scalar of a condition, or of the whole system if none is named; NaN where it is missing."""
+        """Return a scalar of a condition, or of the whole system if none is named; NaN where it is
+        missing.
+        """
         return self.scalars.get(scalar_key(condition, key), math.nan)
 
     def speaker_name(self, place: float) -> str:
         """Return the name of the speaker at a place among all, ascending."""
-        return self.speakers[int(place)] if 0 <= place < len(self.speakers) else self.report.speaker_name(place)
+        return (
+            self.speakers[int(place)]
+            if 0 <= place < len(self.speakers)
+            else self.report.speaker_name(place)
+        )
 
 
 def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
@@ -191,7 +215,9 @@ def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
     return "original" if all(system.name != "original" for system in systems) else "original speech"
 
 
-def add_checks_and_headline(report: PrivacyReport, data: EvaluationData | None = None) -> PrivacyReport:
+def add_checks_and_headline(
+    report: PrivacyReport, data: EvaluationData | None = None
+) -> PrivacyReport:
     """Return the report with its checks and headline."""
     report = replace(report, checks=tuple(check_report(report, data)))
     return replace(report, headline=make_headline(report))
@@ -206,11 +232,16 @@ def join_conditions(
     attacks: FusedAttacker | None = None,
     of_system: Mapping[str, Tensor] | None = None,
 ) -> PrivacyReport:
-    """Return one report of all conditions, with the numbers that compare them, in the order of the registry.
+    """Return one report of all conditions, with the numbers that compare them, in the order of the
+    registry.
 
     ``of_system``: further numbers of the whole system.
     """
-    scalars = {scalar_key(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
+    scalars = {
+        scalar_key(name, key): value
+        for name, each in conditions.items()
+        for key, value in each.scalars.items()
+    }
     scalars |= _compare_conditions(scalars)
     scalars |= _largest_of_conditions(conditions, scalars)
     scalars |= of_system or {}
@@ -221,7 +252,10 @@ def join_conditions(
     jackknife = _join_jackknives(conditions, scalars)
     if intervals is not None:
         scalars = add_intervals(scalars, jackknife, intervals)
-    matrices, known = None, {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
+    matrices, known = (
+        None,
+        {name: each.matrix for name, each in conditions.items() if each.matrix is not None},
+    )
     if known:
         unknown = torch.full_like(next(iter(known.values())), torch.nan)
         oo, op, pp = (known.get(name, unknown) for name in WITHOUT_SESSIONS)
@@ -236,14 +270,20 @@ def join_conditions(
     )
 
 
-def _join_attacks(attacks: FusedAttacker, conditions: Mapping[str, ConditionReport]) -> tuple[ReportedAttack, ...]:
+def _join_attacks(
+    attacks: FusedAttacker, conditions: Mapping[str, ConditionReport]
+) -> tuple[ReportedAttack, ...]:
     """Return all attacks, with what each finds in every condition."""
-    results = {name: each.strongest for name, each in conditions.items() if each.strongest is not None}
+    results = {
+        name: each.strongest for name, each in conditions.items() if each.strongest is not None
+    }
     return attacks.report_attacks(results)
 
 
 def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the numbers that compare conditions, of scalars ``()`` or replicates ``(G,)`` by key."""
+    """Return the numbers that compare conditions, of scalars ``()`` or replicates ``(G,)`` by
+    key.
+    """
     oo, op, pp = (values.get(f"{name}_d_diag") for name in ("oo", "op", "pp"))
     compared = {}
     if oo is not None and op is not None:
@@ -258,13 +298,17 @@ def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
 def _largest_of_conditions(
     conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the numbers of the headline that are the largest of the conditions in which speakers should be hidden."""
+    """Return the numbers of the headline that are the largest of the conditions in which speakers
+    should be hidden.
+    """
     values = {}
     keys = disclosure_keys(conditions, scalars)
     if keys:
         values["disclosure"] = torch.stack([widen(scalars[key]) for key in keys]).amax()
     elif hidden_conditions(conditions):
-        values["disclosure"] = torch.full_like(widen(next(iter(scalars.values())).detach()), torch.nan)
+        values["disclosure"] = torch.full_like(
+            widen(next(iter(scalars.values())).detach()), torch.nan
+        )
     for name, key in LARGEST_KEYS.items():
         known = [scalar_key(condition, key) for condition in hidden_conditions(conditions)]
         known = [each for each in known if each in scalars]
@@ -276,15 +320,31 @@ def _largest_of_conditions(
     return values
 
 
-def _join_jackknives(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> Jackknife | None:
-    """Return the jackknife of all numbers of a system, by key, and of those that compare conditions."""
-    parts = {name: each.jackknife for name, each in conditions.items() if each.jackknife is not None}
+def _join_jackknives(
+    conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]
+) -> Jackknife | None:
+    """Return the jackknife of all numbers of a system, by key, and of those that compare
+    conditions.
+    """
+    parts = {
+        name: each.jackknife for name, each in conditions.items() if each.jackknife is not None
+    }
     if not parts:
         return None
-    changes = {scalar_key(name, key): value for name, part in parts.items() for key, value in part.changes.items()}
-    bias = {scalar_key(name, key): value for name, part in parts.items() for key, value in part.bias.items()}
+    changes = {
+        scalar_key(name, key): value
+        for name, part in parts.items()
+        for key, value in part.changes.items()
+    }
+    bias = {
+        scalar_key(name, key): value
+        for name, part in parts.items()
+        for key, value in part.bias.items()
+    }
     groups = next(iter(parts.values())).groups
-    replicates = {key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars}
+    replicates = {
+        key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars
+    }
     with suppress_warnings():
         compared = _compare_conditions(replicates)
     changes |= {key: value - scalars[key] for key, value in compared.items() if key in scalars}

@@ -1,9 +1,10 @@
 """Results as JSON, for programs.
 
-``version`` changes when something is removed or renamed. A value that is not finite is null among the scalars, and
-``not_finite`` has it as text: ``nan``, ``inf``, ``-inf``. Speakers and attacks are written by name, tags as letters.
-Shares are from 0 to 1, whatever their unit in tables. ``groups`` and ``average`` are there where groups and weights
-were given; ``differences`` has all pairs of systems measured on the same speakers. For example, shortened:
+``version`` changes when something is removed or renamed. A value that is not finite is null among
+the scalars, and ``not_finite`` has it as text: ``nan``, ``inf``, ``-inf``. Speakers and attacks are
+written by name, tags as letters. Shares are from 0 to 1, whatever their unit in tables. ``groups``
+and ``average`` are there where groups and weights were given; ``differences`` has all pairs of
+systems measured on the same speakers. For example, shortened:
 
 .. code-block:: json
 
@@ -16,7 +17,8 @@ were given; ``differences`` has all pairs of systems measured on the same speake
       "files": ["report.html", "tables.csv"],
       "checks": [],
       "scalars": {
-        "op_eer": {"heading": "EER", "unit": "%", "condition": "OP", "direction": "high", "description": "…"}
+        "op_eer": {"heading": "EER", "unit": "%", "condition": "OP", "direction": "high",
+        "description": "…"}
       },
       "systems": [
         {
@@ -28,14 +30,16 @@ were given; ``differences`` has all pairs of systems measured on the same speake
             "condition": "OP", "encoder": "ecapa", "attack": "fused attacks", "needs": "pairs",
             "worst_speaker": "anna", "is_worst_speaker_exposed": true,
             "risks": [
-              {"name": "found_in_100", "condition": "OP", "level": "high", "value": 0.45, "low": 0.33, "high": 0.58,
+              {"name": "found_in_100", "condition": "OP", "level": "high", "value": 0.45, "low":
+              0.33, "high": 0.58,
                "chance": 0.01, "limit_low": 0.03, "limit_high": 0.1, "utterances": 1}
             ],
             "text": ["From 10 utterances of one person an attacker learns …"]
           },
           "checks": [{"name": "encoder", "status": "ok", "message": "…"}],
           "attacks": [
-            {"name": "centred", "needs": "protected speech", "scalars": {"op_d_ece": 0.5}, "shares": {"op": 0.1}}
+            {"name": "centred", "needs": "protected speech", "scalars": {"op_d_ece": 0.5}, "shares":
+            {"op": 0.1}}
           ],
           "unattacked": "",
           "speakers": 6,
@@ -49,7 +53,8 @@ were given; ``differences`` has all pairs of systems measured on the same speake
         }
       ],
       "differences": [
-        {"first": "A", "second": "B", "scalar": "disclosure", "difference": 0.1, "low": 0.05, "high": 0.15,
+        {"first": "A", "second": "B", "scalar": "disclosure", "difference": 0.1, "low": 0.05,
+        "high": 0.15,
          "p_value": 0.001, "told_apart": true}
       ]
     }
@@ -95,7 +100,9 @@ _RISK_NUMBERS = ("value", "low", "high", "chance", "limit_low", "limit_high", "u
 
 
 class Run(NamedTuple):
-    """The origin of results: the command, its settings, and the files that were read, with what each holds."""
+    """The origin of results: the command, its settings, and the files that were read, with what
+    each holds.
+    """
 
     command: tuple[str, ...] = ()
     settings: Mapping[str, Any] = {}
@@ -103,9 +110,14 @@ class Run(NamedTuple):
 
 
 def make_results(
-    systems: Sequence[EvaluatedSystem], run: Run, pairs: Sequence[Pair] = (), files: Sequence[str] = ()
+    systems: Sequence[EvaluatedSystem],
+    run: Run,
+    pairs: Sequence[Pair] = (),
+    files: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return all results as JSON has them; ``files`` are the names of all files written into the same folder."""
+    """Return all results as JSON has them; ``files`` are the names of all files written into the
+    same folder.
+    """
     keys = dict.fromkeys(key for system in systems for key in system.scalars)
     return {
         "version": VERSION,
@@ -168,7 +180,9 @@ def _describe_attack(attack: ReportedAttack) -> dict[str, Any]:
     return {
         "name": attack.name,
         "needs": attack.needs,
-        "scalars": {scalar_key(condition, "d_ece"): value for condition, value in attack.d_ece.items()},
+        "scalars": {
+            scalar_key(condition, "d_ece"): value for condition, value in attack.d_ece.items()
+        },
         "shares": {condition.lower(): value for condition, value in attack.share.items()},
     }
 
@@ -215,20 +229,31 @@ def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
         "notes": list(system.notes),
     }
     if system.groups:
-        described["groups"] = {name: _describe_numbers(group) for name, group in system.groups.items()}
+        described["groups"] = {
+            name: _describe_numbers(group) for name, group in system.groups.items()
+        }
     if system.groups and system.weights:
-        average = {key: _describe_value(key, value, system) for key, value in average_of_groups(system).items()}
+        average = {
+            key: _describe_value(key, value, system)
+            for key, value in average_of_groups(system).items()
+        }
         described["average"] = {"weights": dict(system.weights), "scalars": average}
     return described
 
 
 def _describe_numbers(system: EvaluatedSystem) -> dict[str, Any]:
     return {
-        "scalars": {key: _describe_value(key, value, system) for key, value in system.scalars.items()},
-        "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
+        "scalars": {
+            key: _describe_value(key, value, system) for key, value in system.scalars.items()
+        },
+        "not_finite": {
+            key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)
+        },
         "utterances": system.utterances,
         "trials": {
-            condition or "scores": dict(zip(("target", "nontarget"), report.num_trials, strict=True))
+            condition or "scores": dict(
+                zip(("target", "nontarget"), report.num_trials, strict=True)
+            )
             for condition, report in system.report.conditions.items()
         },
     }

@@ -1,4 +1,6 @@
-"""A summary of a system: verdict, checks and the numbers to read first, as data and as text of 80 columns."""
+"""A summary of a system: verdict, checks and the numbers to read first, as data and as text of 80
+columns.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,24 @@ from vpmetrics._util.inputs import shorten
 from vpmetrics.report.checks import Check
 from vpmetrics.report.headline import Headline, Risk, show_bits, show_share
 from vpmetrics.report.privacy_report import EvaluatedSystem
-from vpmetrics.report.tables import Cell, attribute_cell, clean, conditions_in_table_order, scalar_cell, value_cell
+from vpmetrics.report.tables import (
+    Cell,
+    attribute_cell,
+    clean,
+    conditions_in_table_order,
+    scalar_cell,
+    value_cell,
+)
 from vpmetrics.report.verdict import CONVERSATION, FOUND, LOW_FPR
 
 MOST_BITS = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
 THRESHOLDS = (
-    f"Leakage is low where the data exclude {CONVERSATION.limit_low:g} bit from several utterances of one person, "
-    f"{FOUND.limit_low:.0%} found among 100 people and {LOW_FPR.limit_low:.0%} found at a false-positive rate of "
-    "0.1 %, and nobody stands out. It is moderate or high where the data show more than chance gives: high above "
-    f"{CONVERSATION.limit_high:g} bit, {FOUND.limit_high:.0%} or {LOW_FPR.limit_high:.0%}. Else they do not tell. "
-    "These limits are a convention of vpmetrics."
+    f"Leakage is low where the data exclude {CONVERSATION.limit_low:g} bit from several utterances"
+    f" of one person, {FOUND.limit_low:.0%} found among 100 people and {LOW_FPR.limit_low:.0%}"
+    " found at a false-positive rate of 0.1 %, and nobody stands out. It is moderate or high where"
+    f" the data show more than chance gives: high above {CONVERSATION.limit_high:g} bit,"
+    f" {FOUND.limit_high:.0%} or {LOW_FPR.limit_high:.0%}. Else they do not tell. These limits are"
+    " a convention of vpmetrics."
 )
 WIDTH = 80  # columns of a terminal
 MARKS = {"failed": "✗", "warning": "!", "ok": "✓"}  # the worst first
@@ -85,15 +95,25 @@ def describe_risks(system: EvaluatedSystem) -> list[str]:
 def _describe_risk(risk: Risk) -> str:
     condition = f", {risk.condition}" if risk.condition else ""
     if risk.name in ("disclosure", "disclosure_conversation"):
-        source = "one utterance" if risk.utterances == 1 else f"{risk.utterances} utterances of one person"
+        source = (
+            "one utterance"
+            if risk.utterances == 1
+            else f"{risk.utterances} utterances of one person"
+        )
         value = f"{show_bits(risk.value)}{_interval_of(risk)} of at most {MOST_BITS:.3f}{condition}"
         return f"From {source} an attacker learns {value}; {_describe_chance(risk)}."
     value = f"{show_share(risk.value)}{_interval_of(risk)}"
     if risk.name == "found_in_100":
         found = f"{describe_share(risk.value)} ({value}{condition})"
-        return f"By one utterance, the right one of 100 people is found in {found}; {_describe_chance(risk)}."
+        return (
+            f"By one utterance, the right one of 100 people is found in {found};"
+            f" {_describe_chance(risk)}."
+        )
     others = "1,000" if risk.name == "tpr_at_1e-3" else "100"
-    what = f"Where 1 of {others} others may be taken for the speaker, {show_share(risk.value)} of the utterances are"
+    what = (
+        f"Where 1 of {others} others may be taken for the speaker, {show_share(risk.value)} of the"
+        " utterances are"
+    )
     details = f"{_interval_of(risk)}{condition}".strip(" ,")
     return f"{what} found ({details}); {_describe_chance(risk)}." if details else f"{what} found."
 
@@ -136,7 +156,10 @@ def _describe_failed_checks(system: EvaluatedSystem) -> list[str]:
     if not failed:
         return []
     names = ", ".join(check.name for check in failed)
-    return [f"This evaluation cannot be trusted: {names} failed.", *(check.message for check in failed)]
+    return [
+        f"This evaluation cannot be trusted: {names} failed.",
+        *(check.message for check in failed),
+    ]
 
 
 def _describe_exposed_speaker(system: EvaluatedSystem) -> list[str]:
@@ -145,7 +168,9 @@ def _describe_exposed_speaker(system: EvaluatedSystem) -> list[str]:
     if not headline.is_speaker_exposed:
         return []
     chance = show_bits(headline.worst_chance)
-    what = f"Speaker {worst_speaker_name(system)} is exposed: {show_bits(headline.worst_disclosure)}"
+    what = (
+        f"Speaker {worst_speaker_name(system)} is exposed: {show_bits(headline.worst_disclosure)}"
+    )
     return [f"{what}, where the worst of as many speakers reaches {chance} by chance."]
 
 
@@ -162,7 +187,9 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
     else:
         learnt = system.get_or_nan("attack_speakers", condition)
         fitted = "" if math.isnan(learnt) else f", fitted on {learnt:.0f} other people,"
-        sentences.append(f"The attacker ({attack[0]}){fitted} needs {clean(headline.needs or attack[1])}.")
+        sentences.append(
+            f"The attacker ({attack[0]}){fitted} needs {clean(headline.needs or attack[1])}."
+        )
     if people := describe_people(system):
         sentences.append(people)
     comparisons = {}
@@ -170,7 +197,9 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
         comparisons["plain comparison, without an attack,"] = system.get_or_nan("d_ece", condition)
     comparisons["original speech"] = system.get_or_nan("d_ece", "OO")
     show = scalar("disclosure").show
-    known = [f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value)]
+    known = [
+        f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value)
+    ]
     if known:
         sentences.append(f"For comparison, in bits from one utterance: {', '.join(known)}.")
     return sentences
@@ -186,7 +215,11 @@ def describe_people(system: EvaluatedSystem) -> str:
         parts.append(f"{system.utterances:,} utterances")
     text = ", ".join(parts)
     if headline.encoder:
-        text = f"{text}, compared by {clean(headline.encoder)}" if text else f"Compared by {clean(headline.encoder)}"
+        text = (
+            f"{text}, compared by {clean(headline.encoder)}"
+            if text
+            else f"Compared by {clean(headline.encoder)}"
+        )
     return f"{text}." if text else ""
 
 
@@ -196,14 +229,18 @@ def sort_checks(checks: Iterable[Check]) -> list[Check]:
 
 
 def conditions_meant_to_hide(system: EvaluatedSystem) -> list[str]:
-    """Return the conditions in which speakers should be hidden: OP, and PP or across; not within one session."""
+    """Return the conditions in which speakers should be hidden: OP, and PP or across; not within
+    one session.
+    """
     conditions = conditions_in_table_order(system)
     protected = "across" if "across" in conditions else "PP"
     return [name for name in conditions if name in ("OP", protected, "")] or conditions[:1]
 
 
 def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
-    """Return the disclosure of a condition to the strongest attack, else to plain comparison in either direction."""
+    """Return the disclosure of a condition to the strongest attack, else to plain comparison in
+    either direction.
+    """
     key = "d_ece_strongest"
     if math.isnan(system.get_or_nan(key, condition)):
         key = max("d_ece", "d_ece_reversed", key=lambda name: system.get_or_nan(name, condition))
@@ -212,9 +249,13 @@ def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
 
 
 def ranking_key(systems: Sequence[EvaluatedSystem]) -> str:
-    """Return what systems are ranked by: disclosure of conversations, where all have these of as many utterances."""
+    """Return what systems are ranked by: disclosure of conversations, where all have these of as
+    many utterances.
+    """
     lengths = {headline_of(system).conversation_utterances for system in systems}
-    is_known = not any(math.isnan(headline_of(system).disclosure_conversation) for system in systems)
+    is_known = not any(
+        math.isnan(headline_of(system).disclosure_conversation) for system in systems
+    )
     return "disclosure_conversation" if is_known and len(lengths) == 1 else "disclosure"
 
 
@@ -228,9 +269,15 @@ def _headline_value_and_ends(headline: Headline, key: str) -> tuple[float, float
 
 
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
-    """Return the name of the strongest attack in a condition and what it needs; None where none was tried."""
+    """Return the name of the strongest attack in a condition and what it needs; None where none was
+    tried.
+    """
     report = system.report.conditions.get(condition)
-    if report is None or report.strongest is None or math.isnan(system.get_or_nan("d_ece_strongest", condition)):
+    if (
+        report is None
+        or report.strongest is None
+        or math.isnan(system.get_or_nan("d_ece_strongest", condition))
+    ):
         return None
     return report.strongest.name, report.strongest.needs
 
@@ -248,18 +295,29 @@ def worst_speaker_name(system: EvaluatedSystem) -> str:
 
 
 def sort_by_dataset_and_disclosure(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Sort by data set, then by disclosure, the least first and the unknown last; parts follow their whole."""
+    """Sort by data set, then by disclosure, the least first and the unknown last; parts follow
+    their whole.
+    """
     key = ranking_key(systems)
     bits = {system.name: getattr(headline_of(system), key) for system in systems}
 
     def sort_key(system: EvaluatedSystem) -> tuple[Any, ...]:
         whole = system.part_of or system.name
-        return system.dataset, math.isnan(bits[whole]), bits[whole], whole, bool(system.part_of), bits[system.name]
+        return (
+            system.dataset,
+            math.isnan(bits[whole]),
+            bits[whole],
+            whole,
+            bool(system.part_of),
+            bits[system.name],
+        )
 
     return sorted(systems, key=sort_key)
 
 
-def rank_competing_by_dataset(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
+def rank_competing_by_dataset(
+    systems: Sequence[EvaluatedSystem],
+) -> dict[str, list[EvaluatedSystem]]:
     """Return by data set the systems that compete, ranked; a part of a combined system does not."""
     groups: dict[str, list[EvaluatedSystem]] = {}
     for system in sort_by_dataset_and_disclosure(systems):
@@ -278,7 +336,9 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     length = headline_of(system).conversation_utterances
     for condition in conditions:
         key = scalar_key(condition, "d_ece_conversation")
-        chance = scalar("disclosure").show(system.get_or_nan("d_ece_conversation_chance", condition))
+        chance = scalar("disclosure").show(
+            system.get_or_nan("d_ece_conversation_chance", condition)
+        )
         heading = f"{condition} from {length:.0f} utterances".strip()
         rows.append(_make_row(system, key, heading, f"chance {chance}", has_bar=True))
     for condition in conditions:
@@ -294,7 +354,9 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     return [*known_rows, *_attribute_rows(system), *_utility_rows(system)]
 
 
-def _make_row(system: EvaluatedSystem, key: str, heading: str, note: str, has_bar: bool = False) -> SummaryRow:
+def _make_row(
+    system: EvaluatedSystem, key: str, heading: str, note: str, has_bar: bool = False
+) -> SummaryRow:
     return SummaryRow(heading, scalar_cell(key, system), scalar(key).unit.name, note, has_bar)
 
 
@@ -302,12 +364,20 @@ def _make_disclosure_row(system: EvaluatedSystem, condition: str) -> SummaryRow:
     """Return the disclosure of one utterance, with chance and what comparison alone finds."""
     heading = f"{condition} disclosure".strip()
     if math.isnan(system.get_or_nan("d_ece_strongest", condition)):
-        return SummaryRow(heading, disclosure_in_condition(system, condition), "bit", "no attack tried", has_bar=True)
+        return SummaryRow(
+            heading,
+            disclosure_in_condition(system, condition),
+            "bit",
+            "no attack tried",
+            has_bar=True,
+        )
     show = scalar("disclosure").show
     chance = show(system.get_or_nan("d_ece_chance", condition))
     plain = show(system.get_or_nan("d_ece", condition))
     note = f"chance {chance}; plain {plain}"
-    return SummaryRow(heading, disclosure_in_condition(system, condition), "bit", note, has_bar=True)
+    return SummaryRow(
+        heading, disclosure_in_condition(system, condition), "bit", note, has_bar=True
+    )
 
 
 def _make_eer_row(system: EvaluatedSystem, condition: str) -> SummaryRow:
@@ -336,14 +406,20 @@ def _utility_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     rows = []
     for name, value in system.utility.items():
         note = f"utility; {utility_direction(name)}er is better"
-        rows.append(SummaryRow(shorten(clean(name), _LONGEST_NAME), Cell(f"{value:.4g}", value), "", note))
+        rows.append(
+            SummaryRow(shorten(clean(name), _LONGEST_NAME), Cell(f"{value:.4g}", value), "", note)
+        )
     return rows
 
 
 def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
-    """Return a disclosure and its interval as shares of the most there can be; None where they are not known."""
+    """Return a disclosure and its interval as shares of the most there can be; None where they are
+    not known.
+    """
     values = (cell.value, *cell.ends)
-    share, low, high = (None if math.isnan(value) else min(max(value / MOST_BITS, 0.0), 1.0) for value in values)
+    share, low, high = (
+        None if math.isnan(value) else min(max(value / MOST_BITS, 0.0), 1.0) for value in values
+    )
     return share, None if low is None or high is None else (low, high)
 
 
@@ -363,7 +439,9 @@ def summary_lines(system: EvaluatedSystem) -> list[str]:
 
 
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
-    """Return one line per system of at most 80 columns, ranked: what is learnt of people, and utilities beside it."""
+    """Return one line per system of at most 80 columns, ranked: what is learnt of people, and
+    utilities beside it.
+    """
     ranked = sort_by_dataset_and_disclosure(systems)
     names = []
     for system in ranked:
@@ -376,7 +454,9 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
         title = f"{headline_of(ranked[0]).conversation_utterances:.0f} utterances [bit]"
     utilities = list(dict.fromkeys(name for system in ranked for name in system.utility))
     heads = [shorten(clean(name), 8) for name in utilities]
-    lines = [f"{'system':<{width}}  {title:<21} {'of 100':<7} {'verdict':<13}{'  '.join(heads)}".rstrip()]
+    lines = [
+        f"{'system':<{width}}  {title:<21} {'of 100':<7} {'verdict':<13}{'  '.join(heads)}".rstrip()
+    ]
     for name, system in zip(names, ranked, strict=True):
         headline = headline_of(system)
         bits = value_cell(scalar("disclosure"), *_headline_value_and_ends(headline, key))
@@ -399,9 +479,15 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
-    """Return lines on each check that did not pass, and the number of those that did; no lines without checks."""
+    """Return lines on each check that did not pass, and the number of those that did; no lines
+    without checks.
+    """
     not_ok = [check for check in checks if check.status != "ok"]
-    texts = [f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}" for check in not_ok]
+    texts = [
+        f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}" for check in not_ok
+    ]
     if len(checks) > len(not_ok):
         texts.append(f"{MARKS['ok']} {len(checks) - len(not_ok)} of {len(checks)} checks passed")
-    return [line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  ")] + [""] * bool(texts)
+    return [line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  ")] + [
+        ""
+    ] * bool(texts)

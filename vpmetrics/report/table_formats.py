@@ -28,22 +28,38 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "▼": r"$\downarrow$",
     "…": r"\ldots{}",
 }
-_INDEX = re.compile(r"\b([DGCl])\\_(ECE|VD|diag|w)\b")  # measures with an index, escaped; other names are not changed
-_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # a spreadsheet takes text that begins so for a formula
+# measures with an index, escaped; other names are not changed
+_INDEX = re.compile(r"\b([DGCl])\\_(ECE|VD|diag|w)\b")
+# a spreadsheet takes text that begins so for a formula
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _COLUMN_WIDTH = 46  # characters that fit one of two columns
 
 
 def as_csv(tables: Sequence[Table]) -> str:
-    """Return tables below each other, an empty line between them; an interval has two columns of its own."""
+    """Return tables below each other, an empty line between them; an interval has two columns of
+    its own.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for number, table in enumerate(tables):
-        heads = (table.columns[0] if table.columns[0] == "system" else table.title, *table.columns[1:])
+        heads = (
+            table.columns[0] if table.columns[0] == "system" else table.title,
+            *table.columns[1:],
+        )
         columns = []
         for head, *cells in zip(heads, *table.rows, strict=True):
-            columns.append([_csv_field(head), *(_csv_field(cell.text, cell.value) for cell in cells)])
-            for at, end in enumerate(("from", "to") if any(cell.interval for cell in cells) else ()):
-                columns.append([_csv_field(f"{head}, {end}"), *(_csv_field(DASH, cell.ends[at]) for cell in cells)])
+            columns.append(
+                [_csv_field(head), *(_csv_field(cell.text, cell.value) for cell in cells)]
+            )
+            for at, end in enumerate(
+                ("from", "to") if any(cell.interval for cell in cells) else ()
+            ):
+                columns.append(
+                    [
+                        _csv_field(f"{head}, {end}"),
+                        *(_csv_field(DASH, cell.ends[at]) for cell in cells),
+                    ]
+                )
         if number > 0:
             writer.writerow([])
         writer.writerows(zip(*columns, strict=True))
@@ -51,7 +67,9 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 
 def _csv_field(text: str, value: float = math.nan) -> str:
-    """Return a number with a decimal point, else text that no spreadsheet takes for a formula; nothing for a dash."""
+    """Return a number with a decimal point, else text that no spreadsheet takes for a formula;
+    nothing for a dash.
+    """
     text = "" if text == DASH else f"'{text}" if text.startswith(_FORMULA) else text
     return text if math.isnan(value) else f"{value:.6g}"
 
@@ -62,10 +80,18 @@ def as_markdown(tables: Sequence[Table]) -> str:
     for table in tables:
         if table.title:
             parts.append(f"**{escape_markdown(table.title)}**\n")
-        rows = [[*map(escape_markdown, table.columns)], ["---", *["---:"] * (len(table.columns) - 1)]]
+        rows = [
+            [*map(escape_markdown, table.columns)],
+            ["---", *["---:"] * (len(table.columns) - 1)],
+        ]
         for row in table.rows:
             marks = ["**" * (cell.tone == "best") for cell in row]
-            rows.append([f"{mark}{escape_markdown(str(cell))}{mark}" for mark, cell in zip(marks, row, strict=True)])
+            rows.append(
+                [
+                    f"{mark}{escape_markdown(str(cell))}{mark}"
+                    for mark, cell in zip(marks, row, strict=True)
+                ]
+            )
         parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
     return "\n".join(parts)
 

@@ -1,4 +1,6 @@
-"""The form of every table: formatted cells that keep their numbers; terminal, page and files are written from it."""
+"""The form of every table: formatted cells that keep their numbers; terminal, page and files are
+written from it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,17 @@ from vpmetrics.report.privacy_report import EvaluatedSystem
 
 # The order of conditions in tables: the attacked ones first, original speech last.
 _CONDITION_ORDER = ("OP", "PP", "across", "within", "", "OO")
-_HEADLINE_KEYS = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
-# Measures of plain comparison, by parts of their headings; each is shown together with the strongest attack.
+_HEADLINE_KEYS = (
+    "d_ece",
+    "eer",
+    "linkability",
+    "linkability_chance",
+    "mean_d",
+    "mean_d_chance",
+    "id_rate",
+)
+# Measures of plain comparison, by parts of their headings; each is shown together with the
+# strongest attack.
 _PLAIN_MEASURES = "D_ECE", "EER", "DeID", "Cllr"
 _GROUP_KEYS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _FAMILY_TITLES = {
@@ -61,7 +72,8 @@ class Cell(NamedTuple):
 class Table(NamedTuple):
     """Cells under headings; the first column names the rows.
 
-    ``keys`` are the scalars shown, without conditions. ``fold`` is the title of the folded section on the page.
+    ``keys`` are the scalars shown, without conditions. ``fold`` is the title of the folded section
+    on the page.
     """
 
     title: str
@@ -83,21 +95,26 @@ def conditions_in_table_order(system: EvaluatedSystem) -> list[str]:
 
 
 def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
-    """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or undefined."""
+    """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or
+    undefined.
+    """
     entry, value, attacks = scalar(name), system.get_or_nan(name), system.report.attacks
     is_of_attack = entry.family == "attack" and "chance" not in name and entry.condition != "OO"
     if math.isnan(value):
         return Cell("none tried" if is_of_attack and not attacks else DASH)
     if entry.unit is SPEAKER:
         return Cell(clean(system.speaker_name(value)))
-    cell = value_cell(entry, value, *(system.get_or_nan(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
+    cell = value_cell(
+        entry, value, *(system.get_or_nan(f"{name}{end}") for end in CI_SUFFIXES if with_interval)
+    )
     return cell._replace(text=f"≈ {cell.text}") if is_extrapolated(name, system.scalars) else cell
 
 
 def value_cell(entry: Scalar, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
     """Return a value of a scalar as a cell.
 
-    The ends of an interval have as many digits as the value, so that rounding never leaves the value outside.
+    The ends of an interval have as many digits as the value, so that rounding never leaves the
+    value outside.
     """
     scale = entry.unit.scale if entry.unit.spec else math.nan
     interval = "" if math.isnan(low + high) else f"[{entry.show(low)}, {entry.show(high)}]"
@@ -114,17 +131,33 @@ def heading_of(entry: Scalar) -> str:
 def condition_with_challenge_name(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
     """Return a condition's name, followed by its name in the challenge if all systems share one."""
     names = {clean(system.challenge_condition_names.get(condition, "")) for system in systems}
-    return f"{condition} ({names.pop()})" if len(names) == 1 and names != {""} else condition or "scores"
+    return (
+        f"{condition} ({names.pop()})"
+        if len(names) == 1 and names != {""}
+        else condition or "scores"
+    )
 
 
 def tables_of_system(system: EvaluatedSystem) -> list[Table]:
-    """Return all that is known of one system: the headline first, then details by family of measures."""
-    details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS] for family in OF_CONDITION}
+    """Return all that is known of one system: the headline first, then details by family of
+    measures.
+    """
+    details = {
+        family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS]
+        for family in OF_CONDITION
+    }
     details[OF_POPULATION[0]] = list(bare_population_keys(system.scalars))
-    detail_tables = [_table_of_measures(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
-    entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
+    detail_tables = [
+        _table_of_measures(system, _FAMILY_TITLES.get(key, key), keys)
+        for key, keys in details.items()
+    ]
+    entries = [
+        entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]
+    ]
     conditions = conditions_in_table_order(system)
-    names = insert_strongest_before_plain((e.key for e in entries if e.key in system.scalars), conditions[0])
+    names = insert_strongest_before_plain(
+        (e.key for e in entries if e.key in system.scalars), conditions[0]
+    )
     rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
     tables = [
         _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
@@ -137,38 +170,63 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
 
 
 def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
-    """Return scalars averaged over groups by weight; tags, attacks and interval ends have no average."""
+    """Return scalars averaged over groups by weight; tags, attacks and interval ends have no
+    average.
+    """
     total = sum(system.weights.values())
     return {
-        key: sum(weight * system.groups[group].get_or_nan(key) for group, weight in system.weights.items()) / total
+        key: sum(
+            weight * system.groups[group].get_or_nan(key)
+            for group, weight in system.weights.items()
+        )
+        / total
         for key in (system.scalars if system.weights else ())
         if not key.endswith(CI_SUFFIXES) and scalar(key).unit.spec and scalar(key).unit is not COUNT
     }
 
 
-def _table_of_measures(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
-    """Return a table with a row per measure and a column per condition; no rows where no measure is known."""
+def _table_of_measures(
+    system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False
+) -> Table:
+    """Return a table with a row per measure and a column per condition; no rows where no measure is
+    known.
+    """
     conditions = conditions_in_table_order(system)
-    shown = [key for key in keys if any(scalar_key(name, key) in system.scalars for name in conditions)]
+    shown = [
+        key for key in keys if any(scalar_key(name, key) in system.scalars for name in conditions)
+    ]
     row_keys = insert_strongest_before_plain(shown)
     rows = [
-        (Cell(heading_of(scalar(key))), *(scalar_cell(scalar_key(name, key), system) for name in conditions))
+        (
+            Cell(heading_of(scalar(key))),
+            *(scalar_cell(scalar_key(name, key), system) for name in conditions),
+        )
         for key in row_keys
     ]
     for number, kind in enumerate(("target", "non-target") if has_trials else ()):
-        counts = [system.report.conditions[condition].num_trials[number] for condition in conditions]
+        counts = [
+            system.report.conditions[condition].num_trials[number] for condition in conditions
+        ]
         rows.append((Cell(f"{kind} trials"), *(Cell(f"{count:,}", count) for count in counts)))
-    heads = ("measure", *(condition_with_challenge_name(condition, [system]) for condition in conditions))
+    heads = (
+        "measure",
+        *(condition_with_challenge_name(condition, [system]) for condition in conditions),
+    )
     return Table(title, heads, tuple(rows), keys=tuple(row_keys))
 
 
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
-    """Return the measures that rank systems in challenges: of each group, of all trials, and averaged over groups."""
+    """Return the measures that rank systems in challenges: of each group, of all trials, and
+    averaged over groups.
+    """
     keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
     keys = keys if condition == "OO" else insert_strongest_before_plain(keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
-    rows = [(Cell(clean(part)), *(scalar_cell(name, group) for name in names)) for part, group in parts.items()]
+    rows = [
+        (Cell(clean(part)), *(scalar_cell(name, group) for name in names))
+        for part, group in parts.items()
+    ]
     if rows and system.weights:
         average = average_of_groups(system)
         cells = [value_cell(scalar(name), average.get(name, math.nan)) for name in names]
@@ -179,19 +237,25 @@ def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
 
 def _table_of_attributes(system: EvaluatedSystem) -> Table:
     """Return the disclosure of attributes such as sex, as AttributeDisclosure computes it."""
-    shown = [key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())]
+    shown = [
+        key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())
+    ]
     rows = [
         (Cell(clean(name)), *(attribute_cell(numbers, key) for key in shown))
         for name, numbers in system.attributes.items()
     ]
     caption = "What a classifier fitted on other speakers learns from protected speech."
-    return Table("Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption)
+    return Table(
+        "Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption
+    )
 
 
 def attribute_cell(numbers: Mapping[str, float], key: str) -> Cell:
     """Return a number of an attribute, with its interval where it has one."""
     entry = scalar("eer" if key in ("accuracy", "majority") else "d_ece")
-    return value_cell(entry, *(numbers.get(name, math.nan) for name in (key, *(key + end for end in CI_SUFFIXES))))
+    return value_cell(
+        entry, *(numbers.get(name, math.nan) for name in (key, *(key + end for end in CI_SUFFIXES)))
+    )
 
 
 def has_conditions(entry: Scalar) -> bool:
@@ -200,14 +264,17 @@ def has_conditions(entry: Scalar) -> bool:
 
 
 def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = "") -> list[str]:
-    """Return the keys; before each key of plain comparison, insert the keys of the strongest attack.
+    """Return the keys; before each key of plain comparison, insert the keys of the strongest
+    attack.
 
     ``default_condition``: the condition of the inserted keys where the key itself has no condition.
     """
     extended: list[str] = []
     for key in keys:
         entry = scalar(key)
-        is_weak = entry.family not in ("attack", "headline") and any(name in entry.heading for name in _PLAIN_MEASURES)
+        is_weak = entry.family not in ("attack", "headline") and any(
+            name in entry.heading for name in _PLAIN_MEASURES
+        )
         if is_weak and entry.condition != "OO":
             condition = entry.condition if has_conditions(entry) else default_condition
             before = ["d_ece_strongest"]

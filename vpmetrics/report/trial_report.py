@@ -1,4 +1,6 @@
-"""Trials that come with their scores, their report, and calibration carried from one run to another."""
+"""Trials that come with their scores, their report, and calibration carried from one run to
+another.
+"""
 
 from __future__ import annotations
 
@@ -51,11 +53,15 @@ from vpmetrics.report.privacy_report import (
 from vpmetrics.report.verdict import collect_risks
 
 # What a trial adds to a number, of its log-likelihood ratio with the sign turned for non-targets.
-_COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": d_ece_term, "cllr": lambda llr: softplus(-llr)}
+_COSTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "c_ece": d_ece_term,
+    "cllr": lambda llr: softplus(-llr),
+}
 
 
 class ScoredTrials(NamedTuple):
-    """Trials of one condition: scores and labels ``(P,)``, and the places of both speakers ``(2, P)`` where known.
+    """Trials of one condition: scores and labels ``(P,)``, and the places of both speakers ``(2,
+    P)`` where known.
 
     ``has_unordered_pairs``: both sides are the same utterances, and each pair is there once.
     """
@@ -66,14 +72,20 @@ class ScoredTrials(NamedTuple):
     has_unordered_pairs: bool = False
 
     def pair_means(self, values: Tensor, num_speakers: int) -> Tensor:
-        """Return the mean value ``(S, S)`` of the trials of each pair of speakers; NaN for a pair without trials."""
+        """Return the mean value ``(S, S)`` of the trials of each pair of speakers; NaN for a pair
+        without trials.
+        """
         sums, trials = self._pair_sums(torch.stack([values, torch.ones_like(values)]), num_speakers)
         return torch.where(trials > 0, sums / trials, torch.nan)
 
     def _pair_sums(self, value_rows: Tensor, num_speakers: int) -> Tensor:
-        """Return sums ``(K, S, S)`` of K values of each trial, ``(K, P)``; unordered pairs count in both orders."""
+        """Return sums ``(K, S, S)`` of K values of each trial, ``(K, P)``; unordered pairs count in
+        both orders.
+        """
         rows, columns = self.speakers_or_raise()
-        sums = value_rows.new_zeros(len(value_rows), num_speakers**2, dtype=wide_dtype(value_rows.device))
+        sums = value_rows.new_zeros(
+            len(value_rows), num_speakers**2, dtype=wide_dtype(value_rows.device)
+        )
         sums = sums.index_add(1, rows * num_speakers + columns, value_rows.to(sums.dtype))
         sums = sums.view(-1, num_speakers, num_speakers)
         return sums + sums.mT if self.has_unordered_pairs else sums
@@ -85,9 +97,11 @@ class ScoredTrials(NamedTuple):
         return self.speakers
 
     def similarity_weight_per_trial(self, pair_derivatives: Tensor) -> Tensor:
-        """Return the derivatives of mean similarities by the calibrated value of each trial, ``(2, P)``.
+        """Return the derivatives of mean similarities by the calibrated value of each trial, ``(2,
+        P)``.
 
-        ``pair_derivatives`` ``(2, S, S)``: those of similarities and their logarithms by the mean of such values.
+        ``pair_derivatives`` ``(2, S, S)``: those of similarities and their logarithms by the mean
+        of such values.
         """
         rows, columns = self.speakers_or_raise()
         ones = pair_derivatives.new_ones(()).expand(1, len(rows))
@@ -96,18 +110,31 @@ class ScoredTrials(NamedTuple):
         is_known = trials > 0
         pairs = torch.where(is_own, (is_known & is_own).sum(), (is_known & ~is_own).sum())
         # Within one side a pair stands in both orders, and so do its trials.
-        return (pair_derivatives / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
+        return (pair_derivatives / (trials * pairs))[:, rows, columns] * (
+            2 if self.has_unordered_pairs else 1
+        )
 
     def calibrate_across_speaker_halves(self) -> list[ScoredTrials]:
-        """Return the trials within each half of the speakers, calibrated on the other; empty if not possible."""
+        """Return the trials within each half of the speakers, calibrated on the other; empty if not
+        possible.
+        """
         halves = [(self.speakers_or_raise() % 2 == number).all(0) for number in (0, 1)]
         trials = [(self.scores[half], self.is_target[half]) for half in halves]
         with suppress_warnings():
-            runs = [ScoredTrials(fit_linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
-        return [] if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs) else runs
+            runs = [
+                ScoredTrials(fit_linear_map(*fit)(own[0]), own[1])
+                for own, fit in (trials, trials[::-1])
+            ]
+        return (
+            []
+            if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs)
+            else runs
+        )
 
     def replicate_costs(self, key: str, llr: Tensor, groups: JackknifeGroups) -> Tensor:
-        """Return C_ECE or Cllr of log-likelihood ratios of all trials, then without each group, ``(1 + G,)``."""
+        """Return C_ECE or Cllr of log-likelihood ratios of all trials, then without each group,
+        ``(1 + G,)``.
+        """
         costs = widen(_COSTS[key](torch.where(self.is_target, llr, -llr)))
         first_group, second_group = groups.group_of_label[self.speakers_or_raise()]
         num_classes = 2
@@ -121,12 +148,18 @@ class ScoredTrials(NamedTuple):
 
 
 def calibrate_across_session_halves(
-    data: EvaluationData, trials_of: Callable[[EvaluationData], ScoredTrials], calibration: str = "linear"
+    data: EvaluationData,
+    trials_of: Callable[[EvaluationData], ScoredTrials],
+    calibration: str = "linear",
 ) -> list[ScoredTrials]:
-    """Return the trials of each half of every speaker's sessions, calibrated on those of the other half."""
+    """Return the trials of each half of every speaker's sessions, calibrated on those of the other
+    half.
+    """
     runs = [trials_of(half._replace(processes=SINGLE_PROCESS)) for half in split_sessions(data)]
     return [
-        attacked._replace(scores=transferred_llr(*attacked[:2], *fit[:2], calibration, validate_args=False))
+        attacked._replace(
+            scores=transferred_llr(*attacked[:2], *fit[:2], calibration, validate_args=False)
+        )
         for attacked, fit in (runs, runs[::-1])
     ]
 
@@ -143,21 +176,31 @@ def report_trials(
     similarity: str | None = "geometric",
     intervals: float | None = None,
 ) -> PrivacyReport:
-    """Return the report of scored trials by condition; their speakers are ``0 ... num_speakers - 1``.
+    """Return the report of scored trials by condition; their speakers are ``0 ... num_speakers -
+    1``.
 
-    ``fit``: trials of another run, on which the scores are calibrated. Without ``similarity`` there are no matrices.
+    ``fit``: trials of another run, on which the scores are calibrated. Without ``similarity`` there
+    are no matrices.
     """
     labels = torch.arange(num_speakers)
     with collect_warnings():
         conditions = {
-            name: _report_condition(given, labels, similarity if name else None, intervals, is_hidden=name != "OO")
+            name: _report_condition(
+                given, labels, similarity if name else None, intervals, is_hidden=name != "OO"
+            )
             for name, given in trials.items()
         }
         report = join_conditions(conditions, labels, intervals=intervals)
         if fit is not None:
             attacked = trials[report.main_condition]
-            transfer, jackknife = _transfer_calibration(attacked, fit, labels if intervals else None)
-            scalars = transfer.scalars if intervals is None else add_intervals(transfer.scalars, jackknife, intervals)
+            transfer, jackknife = _transfer_calibration(
+                attacked, fit, labels if intervals else None
+            )
+            scalars = (
+                transfer.scalars
+                if intervals is None
+                else add_intervals(transfer.scalars, jackknife, intervals)
+            )
             report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
     report = replace(report, risks=collect_risks(report))
     return add_checks_and_headline(report)
@@ -168,16 +211,24 @@ def report_condition_scores(scores_by_condition: Mapping[str, ConditionScores]) 
     with collect_warnings():
         conditions: dict[str, ConditionReport] = {}
         for name, scores in scores_by_condition.items():
-            scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
+            scalars = {
+                key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()
+            }
             conditions[name] = ConditionReport(scalars, scores, is_llr=True)
         report = join_conditions(conditions, torch.empty(0, dtype=torch.int64), intervals=None)
     return add_checks_and_headline(report)
 
 
 def _report_condition(
-    given: ScoredTrials, labels: Tensor, similarity: str | None, confidence: float | None, is_hidden: bool
+    given: ScoredTrials,
+    labels: Tensor,
+    similarity: str | None,
+    confidence: float | None,
+    is_hidden: bool,
 ) -> ConditionReport:
-    """Return the report of one condition; who is found is asked only where speakers should be hidden."""
+    """Return the report of one condition; who is found is asked only where speakers should be
+    hidden.
+    """
     scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
     scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
     sign = choose_sign(scores.counts)
@@ -194,14 +245,24 @@ def _report_condition(
         means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
         matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
         summary = summarise_matrix(matrix, given.has_unordered_pairs)
-        weights = given.similarity_weight_per_trial(differentiate_similarity_by_llr(summary, matrix, similarity)[1])
-        speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
-        scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
+        weights = given.similarity_weight_per_trial(
+            differentiate_similarity_by_llr(summary, matrix, similarity)[1]
+        )
+        speakers = compute_disclosure_of_trials(
+            scores, given.scores, given.is_target, given.speakers, labels
+        )
+        scalars |= {
+            "d_diag": summary.dominance,
+            "d_diag_log": summary.dominance_log,
+            **speaker_scalars(speakers),
+        }
         report = replace(report, matrix=matrix, similarity=summary, speakers=speakers)
     if not scores.is_defined:
         return report
     # The verdict goes by intervals, whether they are asked for or not.
-    counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
+    counts = count_trial_replicates(
+        scores, given.scores, given.is_target, given.speakers, groups, weights
+    )
     with suppress_warnings() if confidence is None else nullcontext():
         jackknives = [counts.make_jackknife(scalars)]
         if is_hidden:
@@ -214,24 +275,35 @@ def _report_condition(
         jackknives.append(make_jackknife(replicates, groups, counts.min_speakers_per_class))
     if confidence is None:
         return replace(report, jackknife=join_jackknives(jackknives))
-    return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
+    return replace(
+        report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence
+    )
 
 
 def _transfer_calibration(
     attacked: ScoredTrials, fit: ScoredTrials, labels: Tensor | None
 ) -> tuple[TransferredCalibration, Jackknife | None]:
-    """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
-    llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in CALIBRATIONS.items()}
+    """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and
+    their jackknife.
+    """
+    llr = {
+        kind: learn(fit.scores, fit.is_target)(attacked.scores)
+        for kind, learn in CALIBRATIONS.items()
+    }
     scalars = {}
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
         scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_costs_and_sizes(values, attacked.is_target))
-    other = _report_condition(ScoredTrials(fit.scores, fit.is_target), torch.empty(0), None, None, is_hidden=True)
+    other = _report_condition(
+        ScoredTrials(fit.scores, fit.is_target), torch.empty(0), None, None, is_hidden=True
+    )
     counts = torch.stack([~attacked.is_target, attacked.is_target])
     transfer = TransferredCalibration(other, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
         return transfer, None
     groups = split_labels_into_groups(labels.to(attacked.scores.device))
     kinds = [(key, kind) for kind in llr for key in _COSTS]
-    replicates = {f"{key}_{kind}": attacked.replicate_costs(key, llr[kind], groups) for key, kind in kinds}
+    replicates = {
+        f"{key}_{kind}": attacked.replicate_costs(key, llr[kind], groups) for key, kind in kinds
+    }
     return transfer, make_jackknife(replicates, groups)

@@ -30,7 +30,8 @@ _CONDITION_NEEDS = {
 
 @dataclass(frozen=True)
 class RiskKind:
-    """A kind of risk: the keys of its numbers in a condition, the first that is known, and its limits.
+    """A kind of risk: the keys of its numbers in a condition, the first that is known, and its
+    limits.
 
     ``fixed_chance`` where the level of chance follows from the definition, else ``chance_key``.
     """
@@ -43,14 +44,29 @@ class RiskKind:
     fixed_chance: float = math.nan
 
 
-# The limits are a convention: 3 % found among 100 is three times chance, and .03 bit is as much for Gaussian scores.
+# The limits are a convention: 3 % found among 100 is three times chance, and .03 bit is as much for
+# Gaussian scores.
 CONVERSATION = RiskKind(
-    "disclosure_conversation", ("d_ece_conversation",), 0.03, 0.12, chance_key="d_ece_conversation_chance"
+    "disclosure_conversation",
+    ("d_ece_conversation",),
+    0.03,
+    0.12,
+    chance_key="d_ece_conversation_chance",
 )
-SINGLE = RiskKind("disclosure", ("d_ece_strongest", "d_ece", "d_ece_reversed"), 0.03, 0.12, chance_key="d_ece_chance")
+SINGLE = RiskKind(
+    "disclosure",
+    ("d_ece_strongest", "d_ece", "d_ece_reversed"),
+    0.03,
+    0.12,
+    chance_key="d_ece_chance",
+)
 FOUND = RiskKind("found_in_100", ("found_in_100",), 0.03, 0.10, fixed_chance=0.01)
-LOW_FPR = RiskKind("tpr_at_1e-3", ("tpr_at_1e-3_strongest", "tpr_at_1e-3"), 0.01, 0.10, fixed_chance=0.001)
-HIGHER_FPR = RiskKind("tpr_at_1e-2", ("tpr_at_1e-2_strongest", "tpr_at_1e-2"), 0.05, 0.30, fixed_chance=0.01)
+LOW_FPR = RiskKind(
+    "tpr_at_1e-3", ("tpr_at_1e-3_strongest", "tpr_at_1e-3"), 0.01, 0.10, fixed_chance=0.001
+)
+HIGHER_FPR = RiskKind(
+    "tpr_at_1e-2", ("tpr_at_1e-2_strongest", "tpr_at_1e-2"), 0.05, 0.30, fixed_chance=0.01
+)
 # The second kind of a row stands in where the first is unknown.
 RISK_KINDS = ((CONVERSATION, SINGLE), (FOUND,), (LOW_FPR, HIGHER_FPR))
 # Numbers of the headline, and the number of a condition that each is the largest of.
@@ -68,7 +84,9 @@ MAIN_RISKS = frozenset([CONVERSATION.name, SINGLE.name])
 
 
 def disclosure_keys(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> list[str]:
-    """Return the keys of which ``disclosure`` is the largest: those of attackers, else plain scores both ways."""
+    """Return the keys of which ``disclosure`` is the largest: those of attackers, else plain scores
+    both ways.
+    """
     keys: list[str] = []
     for name in hidden_conditions(conditions):
         attacked_key = scalar_key(name, "d_ece_strongest")
@@ -78,10 +96,13 @@ def disclosure_keys(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]
     return keys
 
 
-def largest_key(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor], key: str) -> str | None:
+def largest_key(
+    conditions: Mapping[str, Any], scalars: Mapping[str, Tensor], key: str
+) -> str | None:
     """Return the key of the condition in which a number is largest; None where that is unknown.
 
-    It is unknown where one of the conditions is, unless another one exceeds the upper limit by itself.
+    It is unknown where one of the conditions is, unless another one exceeds the upper limit by
+    itself.
     """
     candidates = [scalar_key(name, key) for name in hidden_conditions(conditions)]
     given = [name for name in candidates if name in scalars]
@@ -132,13 +153,16 @@ def collect_risks(report: PrivacyReport) -> tuple[Risk, ...]:
     return tuple(risks)
 
 
-def _choose_kind(kinds: Sequence[RiskKind], condition: str, values: Mapping[str, float]) -> tuple[RiskKind, str]:
+def _choose_kind(
+    kinds: Sequence[RiskKind], condition: str, values: Mapping[str, float]
+) -> tuple[RiskKind, str]:
     """Return the first kind of risk that is known in a condition, and the key of its number."""
     for kind in kinds:
         known = [scalar_key(condition, key) for key in kind.keys]
         known = [key for key in known if not math.isnan(values.get(key, math.nan))]
         if kind is SINGLE and known and known[0] != scalar_key(condition, "d_ece_strongest"):
-            known.sort(key=lambda key: values[key], reverse=True)  # an attacker may turn the sign of scores
+            # an attacker may turn the sign of scores
+            known.sort(key=lambda key: values[key], reverse=True)
         if known:
             return kind, known[0]
     return kinds[0], scalar_key(condition, kinds[0].keys[0])
@@ -174,7 +198,9 @@ def _describe_risk(risk: Risk) -> str:
         chance = "chance is unknown"
     elif risk.value <= risk.chance:
         chance = "no more than chance would give"
-    interval = "" if math.isnan(risk.low) else f" [{_show(risk, risk.low)}, {_show(risk, risk.high)}]"
+    interval = (
+        "" if math.isnan(risk.low) else f" [{_show(risk, risk.low)}, {_show(risk, risk.high)}]"
+    )
     title = _RISK_TITLES[risk.name].format(risk.utterances)
     return f"{title}{where}: {_show(risk, risk.value)}{interval}, {chance}."
 
@@ -217,7 +243,10 @@ def make_headline(report: PrivacyReport) -> Headline | None:
         ),
         conversation_utterances=values.get("conversation_utterances", math.nan),
         **_read_with_interval(
-            report, values, "found_in_100", largest_key(report.conditions, report.scalars, "found_in_100")
+            report,
+            values,
+            "found_in_100",
+            largest_key(report.conditions, report.scalars, "found_in_100"),
         ),
         condition=condition,
         attack=attack,
@@ -239,8 +268,12 @@ def make_headline(report: PrivacyReport) -> Headline | None:
 def _read_with_interval(
     report: PrivacyReport, values: Mapping[str, float], name: str, key: str | None
 ) -> dict[str, Any]:
-    """Return a number of the headline and the ends of its 95 % interval, as arguments of the headline."""
-    low, high = (math.nan, math.nan) if key is None else _find_interval(report, key, RISK_CONFIDENCE)
+    """Return a number of the headline and the ends of its 95 % interval, as arguments of the
+    headline.
+    """
+    low, high = (
+        (math.nan, math.nan) if key is None else _find_interval(report, key, RISK_CONFIDENCE)
+    )
     given = [values.get(f"{name}{suffix}", math.nan) for suffix in CI_SUFFIXES]
     if math.isnan(low):  # as of reports that were put together from others
         low, high = given
@@ -273,8 +306,9 @@ def _decide(report: PrivacyReport, headline: Headline) -> Headline:
     excess = headline.worst_disclosure - headline.worst_chance
     if headline.is_speaker_exposed:
         reasons.append(
-            f"Speaker {headline.worst_speaker} is exposed: {show_bits(headline.worst_disclosure)}, where the worst of "
-            f"as many speakers reaches {show_bits(headline.worst_chance)} by chance (p = {headline.worst_p:.2f})."
+            f"Speaker {headline.worst_speaker} is exposed: {show_bits(headline.worst_disclosure)},"
+            f" where the worst of as many speakers reaches {show_bits(headline.worst_chance)} by"
+            f" chance (p = {headline.worst_p:.2f})."
         )
     has_high_risk = any(risk.level == "high" for risk in shown)
     if has_high_risk or (headline.is_speaker_exposed and excess > WORST_SPEAKER_EXCESS):
@@ -298,7 +332,9 @@ def _conclude(headline: Headline, level: Level, sentence: str, reasons: Sequence
 
 
 def _find_safe_length(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> int | None:
-    """Return for how many utterances of one person all risks are excluded; None where they are not."""
+    """Return for how many utterances of one person all risks are excluded; None where they are
+    not.
+    """
     others = [risk for risk in risks if risk.name not in MAIN_RISKS]
     if not risks or not all(risk.level == "low" for risk in others):
         return None
@@ -311,7 +347,9 @@ def _find_safe_length(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> i
 
 
 def _low_sentence(report: PrivacyReport, length: int, risks: Sequence[Risk]) -> str:
-    """Return the verdict that leakage is low: for how much speech of one person, and in which conditions."""
+    """Return the verdict that leakage is low: for how much speech of one person, and in which
+    conditions.
+    """
     text = "for one utterance" if length == 1 else f"for up to {length} utterances"
     sentence = f"Low speaker leakage, {text} of one person"
     tried = max(risk.utterances for risk in risks)
@@ -326,16 +364,24 @@ def _low_sentence(report: PrivacyReport, length: int, risks: Sequence[Risk]) -> 
 
 
 def _inconclusive_sentence(risks: Sequence[Risk]) -> str:
-    """Return the verdict that the data do not tell: what they do not exclude, and how many speakers would."""
+    """Return the verdict that the data do not tell: what they do not exclude, and how many speakers
+    would.
+    """
     open_risks = [risk for risk in risks if risk.is_known and not risk.is_excluded]
     if not open_risks:
-        return "Inconclusive: nothing was found, and these data cannot exclude that there is something."
+        return (
+            "Inconclusive: nothing was found, and these data cannot exclude that there is"
+            " something."
+        )
     worst = max(open_risks, key=lambda risk: risk.high / risk.limit_low)
     what = "" if worst.name in MAIN_RISKS else f" {_SHORT_TITLES[worst.name]}"
-    # A value above its limit may be luck, but "nothing" would reassure where there may well be something.
+    # A value above its limit may be luck, but "nothing" would reassure where there may well be
+    # something.
     is_any_above = any(risk.value >= risk.limit_low for risk in open_risks)
     finding = "what was found may be luck" if is_any_above else "nothing was found"
-    sentence = f"Inconclusive: {finding}; these data do not exclude {_show(worst, worst.high)}{what}"
+    sentence = (
+        f"Inconclusive: {finding}; these data do not exclude {_show(worst, worst.high)}{what}"
+    )
     needed = [risk.more_speakers_needed for risk in open_risks]
     if needed and not any(math.isnan(number) for number in needed):
         rounded = _round_up(max(needed))
@@ -344,7 +390,9 @@ def _inconclusive_sentence(risks: Sequence[Risk]) -> str:
 
 
 def _round_up(number: float) -> int:
-    """Return a number of speakers with about two digits, never fewer: 7 as 10, 92 as 95, 1,230 as 1,500."""
+    """Return a number of speakers with about two digits, never fewer: 7 as 10, 92 as 95, 1,230 as
+    1,500.
+    """
     step = 5
     while number > 20 * step:
         step *= 10
