@@ -1,11 +1,13 @@
 """Enrolled speakers without tests: they widen the gallery, and are never left out."""
 
+import numpy as np
 import pytest
 import torch
+from reference.similarity import cosine
 from samples import utterances
 from torch.testing import assert_close
 
-from vpmetrics import ReidentificationRate, SimilarityRankDisclosure
+from vpmetrics import ReidentificationRate, SimilarityRankDisclosure, VoicePrivacy
 
 
 def draw_distractors(number=7, width=8):
@@ -40,6 +42,35 @@ def test_distractors_are_references_of_further_speakers(condition, intervals, ma
     if intervals:
         key = "mean_d" if "mean_d" in values else "rate_5"
         assert values[f"{key}_low"] < values[key] < values[f"{key}_high"]
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP"])
+def test_ranks_equal_a_slow_reference(condition):
+    original, protected, speakers = utterances()
+    is_reference = torch.arange(len(speakers)) % 3 == 0
+    extra = draw_distractors()
+    metric = SimilarityRankDisclosure(condition=condition, distractors=extra)
+    metric.update(original, protected, speakers, is_reference)
+    enrolment = protected if condition == "PP" else original
+    ranks = []
+    for row in (~is_reference).nonzero().flatten().tolist():
+        own = speakers[row]
+        enrolled = speakers[is_reference].unique()
+        if own not in enrolled:
+            continue
+        means = {int(one): enrolment[is_reference & (speakers == one)].mean(0) for one in enrolled}
+        gallery = [vector.numpy() for vector in (*means.values(), *extra)]
+        scores = [cosine(vector, protected[row].numpy()) for vector in gallery]
+        own_score = scores[list(means).index(int(own))]
+        ranks.append(sum(score > own_score for score in scores))
+    num_references = len(enrolled) + len(extra)
+    counts = np.bincount(ranks, minlength=num_references)
+    shares = counts[counts > 0] / len(ranks)
+    values = metric.compute()
+    assert values["id_rate"] == pytest.approx(counts[0] / len(ranks), abs=1e-12)
+    mean_d = float(np.sum(shares * np.log2(num_references * shares)))
+    assert values["mean_d"] == pytest.approx(mean_d, abs=1e-9)
+    assert values["max_d"] == pytest.approx(np.log2(num_references * shares.max()), abs=1e-9)
 
 
 def test_distractors_widen_the_gallery_without_references():
@@ -79,3 +110,57 @@ def test_distractors_of_another_width_raise():
         ValueError, match="`distractors` to have 8 columns, as the embeddings have, but got 5"
     ):
         metric.compute()
+
+
+def test_the_suite_searches_among_distractors_of_the_enrolled_side():
+    original, protected, speakers = utterances()
+    by_side = {"original": draw_distractors(), "protected": draw_distractors(number=4)}
+    suite = VoicePrivacy(metrics="all", attacks=None, sizes=(5,), distractors=by_side)
+    suite.update(original, protected, speakers)
+    values = suite.compute()
+    side_of_condition = {"OO": "original", "OP": "original", "PP": "protected"}
+    for condition, side in side_of_condition.items():
+        settings = {"condition": condition, "distractors": by_side[side]}
+        ranks = SimilarityRankDisclosure(**settings)
+        rates = ReidentificationRate(sizes=(5,), **settings)
+        for metric in (ranks, rates):
+            metric.update(original, protected, speakers)
+            for key, value in metric.compute().items():
+                if f"{condition.lower()}_{key}" in values:
+                    assert_close(values[f"{condition.lower()}_{key}"], value)
+    assert values["oo_gallery"] == values["pp_gallery"] + 3
+
+
+def test_one_side_of_distractors_leaves_other_conditions_as_they_are():
+    original, protected, speakers = utterances()
+    settings = {"metrics": ["op_mean_d", "pp_mean_d"], "attacks": None}
+    plain = VoicePrivacy(**settings)
+    widened = VoicePrivacy(**settings, distractors={"original": draw_distractors()})
+    for metric in (plain, widened):
+        metric.update(original, protected, speakers)
+    assert_close(plain.compute()["pp_mean_d"], widened.compute()["pp_mean_d"])
+    assert plain.compute()["op_mean_d"] != widened.compute()["op_mean_d"]
+
+
+def test_attacked_rates_are_without_distractors():
+    original, protected, speakers = utterances()
+    key = "op_rate_5_strongest"
+    settings = {"metrics": [key], "sizes": (5,)}
+    plain = VoicePrivacy(**settings)
+    widened = VoicePrivacy(**settings, distractors={"original": draw_distractors()})
+    for metric in (plain, widened):
+        metric.update(original, protected, speakers)
+    assert_close(plain.compute()[key], widened.compute()[key], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("distractors", "error", "got"),
+    [
+        (torch.zeros(3, 8), TypeError, "Tensor"),
+        ({}, ValueError, "an empty one"),
+        ({"clean": torch.zeros(3, 8)}, ValueError, "'clean'"),
+    ],
+)
+def test_the_suite_takes_distractors_by_side(distractors, error, got):
+    with pytest.raises(error, match=f"`distractors` to be a dictionary with .*, but got {got}"):
+        VoicePrivacy(distractors=distractors)

@@ -25,6 +25,7 @@ from vpmetrics._scores.speaker_similarity import SIMILARITIES
 from vpmetrics._util.scalar import check_scalar_names
 from vpmetrics._util.validation import (
     check_choice,
+    check_distractors_by_side,
     check_finite_slope,
     check_flag,
     check_whole_number,
@@ -120,6 +121,9 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             for none.
         trained_on_protected: Whether the encoder was trained on protected speech, as strong
             attackers do; a check says so where it was not.
+        distractors: Embeddings ``(G, D)`` of further enrolled speakers by side, ``"original"``,
+            ``"protected"`` or both. They widen the galleries of ranks, local information and
+            re-identification without attacks, in conditions with enrolment of that side.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -148,6 +152,7 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         intervals: float | None = None,
         conversations: int = DRAWS,
         trained_on_protected: bool = False,
+        distractors: Mapping[str, Tensor] | None = None,
         **kwargs: Any,
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
@@ -169,6 +174,7 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         self.sizes = tuple(sizes or ())
         self.conversations = conversations
         self.trained_on_protected = trained_on_protected
+        self.distractors = check_distractors_by_side(distractors)
         if isinstance(metrics, str):
             check_choice("metrics", metrics, METRICS)
             self.metrics: str | tuple[str, ...] = metrics
@@ -302,6 +308,7 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             measures=measures,
             conversations=self.conversations,
             has_risk_intervals=has_risk_intervals and self.bandwidth is None,
+            distractors=self.distractors,
         )
         make_attacks = None if self.attacks is None else partial(self._fit_attacks, data)
         report = report_embeddings(data.of_encoder(0), settings, make_attacks)

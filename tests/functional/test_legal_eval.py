@@ -8,6 +8,7 @@ import torch
 from extras import import_or_skip
 from samples import rates, singling_out_arguments
 
+from vpmetrics import ReidentificationRate
 from vpmetrics.functional import rank_histogram, reidentification_rate, singling_out
 
 legal_eval = import_or_skip("legal_eval")
@@ -41,6 +42,27 @@ def test_rate_equals_exact_linkability_of_the_peer_package(length):
         )
         drawn = legal_eval.linkability(matrix, size, n_runs=200)
         assert rate == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(200) + 1e-9)
+
+
+def test_distractors_are_enrolled_speakers_without_tests_of_the_peer_package():
+    enrolled, tested, embeddings = corpus(number=60)
+    tested = {speaker: tested[speaker] for speaker in list(tested)[:40]}
+    models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
+    probes, _ = legal_eval.build_test_embeddings(
+        tested, embeddings, 1, rng=np.random.default_rng(0)
+    )
+    matrix = legal_eval.cosine_score_matrix(models, probes)
+    vectors = torch.tensor(np.stack([*(models[name] for name in tested), *probes.values()]))
+    others = torch.tensor(np.stack([models[name] for name in models if name not in tested]))
+    sizes = (2, 20, 60)
+    metric = ReidentificationRate(sizes=sizes, distractors=others)
+    is_reference = torch.arange(len(vectors)) < 40
+    metric.update(None, vectors, torch.arange(40).repeat(2), is_reference)
+    values = metric.compute()
+    assert values["gallery"] == 60
+    for size in sizes:
+        exact = legal_eval.linkability(matrix, size, estimator="exact")[0]
+        assert values[f"rate_{size}"] == pytest.approx(exact, abs=1e-6)
 
 
 def made_conversations(length=1):

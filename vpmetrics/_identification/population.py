@@ -322,7 +322,8 @@ class PopulationRates:
     ) -> list[tuple[EvaluationData, ConversationProtocol]]:
         if self.attacks is None or self.strongest is None:
             return []
-        protocol = self.protocol._replace(utterances=utterances)
+        # A fold compares what an attack has made of its own speakers, so distractors are left out.
+        protocol = self.protocol._replace(utterances=utterances, distractors=None)
         return [
             (fold.data, protocol._replace(scoring=fold.score))
             for fold in self.attacks.fused_folds(protocol.condition, self.strongest)

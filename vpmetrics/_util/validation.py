@@ -56,6 +56,28 @@ def check_distractors(distractors: Any) -> Tensor | None:
     return checked
 
 
+def check_distractors_by_side(distractors: Any) -> dict[str, Tensor] | None:
+    """Return embeddings ``(G, D)`` of speakers without tests by side, detached, or None; raise for
+    anything else.
+    """
+    if distractors is None:
+        return None
+    sides = ("original", "protected")
+    expected = "Expected `distractors` to be a dictionary with 'original', 'protected' or both"
+    if not isinstance(distractors, Mapping):
+        raise TypeError(f"{expected}, but got {type(distractors).__name__}.")
+    if not distractors or not set(distractors) <= set(sides):
+        got = ", ".join(map(repr, distractors)) or "an empty one"
+        raise ValueError(f"{expected}, but got {got}.")
+    by_side: dict[str, Tensor] = {}
+    for side, vectors in distractors.items():
+        checked = check_distractors(vectors)
+        if checked is None:
+            raise TypeError(f"Expected `distractors[{side!r}]` to be a tensor, but got None.")
+        by_side[side] = checked
+    return by_side
+
+
 def check_integers(name: str, value: Any) -> None:
     """Raise unless the value is a tensor of whole numbers."""
     check_tensor(name, value)

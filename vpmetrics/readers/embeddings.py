@@ -331,6 +331,20 @@ class EmbeddingFiles:
         )
         return (describe_inferred_speakers(inferred),) if inferred else ()
 
+    def has_array(self, path: str, role: str) -> bool:
+        """Return whether a file has an array with one of the usual names of a role."""
+        return any(name.lower() in _ALIASES[role] for name in self.read_arrays(path).by_name)
+
+    def read_encoder_name(self, path: str) -> str:
+        """Return the encoder that a file names, as ``vpmetrics embed`` writes it; empty if none."""
+        if not Path(path).is_file():
+            return ""
+        arrays = self.read_arrays(path)
+        if "encoder" not in arrays.by_name:
+            return ""
+        encoder = arrays.load("encoder")
+        return printable(encoder.item()) if encoder.ndim == 0 and encoder.dtype.kind == "U" else ""
+
     def has_speakers(self, column: Column) -> bool:
         """Return whether the file of some embeddings has their speakers, too."""
         arrays = self._arrays.get(column.path)
@@ -414,22 +428,18 @@ def read_embeddings(
 
 
 def _find_encoders(files: EmbeddingFiles, columns: Mapping[str, Column]) -> tuple[Encoder, ...]:
-    """Return the encoder that the files name, as `vpmetrics embed` writes it; raise where both
-    sides name others.
-    """
-    names: dict[str, str] = {}
-    for side in [columns[role] for role in ("original", "protected") if role in columns]:
-        arrays = files.read_arrays(side.path) if Path(side.path).is_file() else None
-        if arrays is not None and "encoder" in arrays.by_name:
-            encoder = arrays.load("encoder")
-            if encoder.ndim == 0 and encoder.dtype.kind == "U":
-                names[side.path] = printable(encoder.item())
-    different = sorted(set(names.values()))
-    if len(different) > 1:
+    """Return the encoder that the files name; raise where both sides name different ones."""
+    names: set[str] = set()
+    for side in ("original", "protected"):
+        if side in columns:
+            names.add(files.read_encoder_name(columns[side].path))
+    names.discard("")
+    if len(names) > 1:
         raise InputError(
-            f"Expected both sides by the same encoder, but got {' and '.join(different)}."
+            f"Expected both sides by the same encoder, but got {' and '.join(sorted(names))}."
         )
-    return tuple(Encoder(name, columns["protected"].values.shape[-1]) for name in different)
+    width = columns["protected"].values.shape[-1]
+    return tuple(Encoder(name, width) for name in names)
 
 
 def mark_listed_references(

@@ -229,6 +229,7 @@ def _compute_identification(
         settings.bandwidth,
         groups,
         has_bits,
+        settings.distractors_of(condition),
     )
     return IdentificationPart(numbers.scalars, numbers.jackknife, numbers.pooled)
 

@@ -45,6 +45,7 @@ def identify_all_groups(
     bandwidth: float | None,
     groups: JackknifeGroups | None,
     has_bits: bool,
+    distractors: Tensor | None = None,
 ) -> IdentificationNumbers:
     """Return what ranks disclose and, with ``has_bits``, local information."""
     is_exact = bandwidth is None
@@ -56,6 +57,7 @@ def identify_all_groups(
         has_bits=has_bits,
         has_chance=is_exact,
         bandwidth=bandwidth,
+        distractors=distractors,
     )
     jackknife = None if groups is None else jackknife_scalars(parts, scoring, groups, rank_model)
     results = [each for _, each in parts]

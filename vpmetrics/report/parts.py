@@ -4,7 +4,7 @@ and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -110,7 +110,7 @@ class ReportSettings:
 
     ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None
     asks for all. ``has_risk_intervals``: whether the risks of a verdict are replicated where
-    ``intervals`` does not ask for it.
+    ``intervals`` does not ask for it. ``distractors``: more enrolled speakers ``(G, D)`` by side.
     """
 
     similarity: str = "geometric"
@@ -125,6 +125,11 @@ class ReportSettings:
     measures: frozenset[str] | None = None
     conversations: int = DRAWS
     has_risk_intervals: bool = False
+    distractors: Mapping[str, Tensor] | None = None
+
+    def distractors_of(self, condition: Condition) -> Tensor | None:
+        """Return further enrolled speakers ``(G, D)`` of a condition; None where it has none."""
+        return None if self.distractors is None else self.distractors.get(condition.enrolment)
 
     def needs_condition(self, condition: str) -> bool:
         """Return whether any number of a condition is needed."""
@@ -574,7 +579,9 @@ def compute_population(
 ) -> PopulationPart:
     """Compute how often speakers are found among as many people as ``settings.sizes`` says."""
     sizes = settings.sizes
-    protocol = ConversationProtocol(condition, settings.scoring)
+    protocol = ConversationProtocol(
+        condition, settings.scoring, distractors=settings.distractors_of(condition)
+    )
     strongest = None if attacked is None else attacked.strongest
     rates = PopulationRates(data, protocol, attacks, strongest)
     scalars: dict[str, Tensor] = {}
