@@ -164,3 +164,16 @@ def test_attacked_rates_are_without_distractors():
 def test_the_suite_takes_distractors_by_side(distractors, error, got):
     with pytest.raises(error, match=f"`distractors` to be a dictionary with .*, but got {got}"):
         VoicePrivacy(distractors=distractors)
+
+
+def test_the_gallery_limits_the_interval():
+    """Ranks among more people may disclose more than the speakers with tests alone would allow."""
+    speakers = utterances()[2]
+    draw = torch.Generator().manual_seed(3)
+    voices = torch.eye(int(speakers.max()) + 1, dtype=torch.float64)[speakers]
+    noise = 0.01 * torch.randn(voices.shape, generator=draw, dtype=torch.float64)
+    metric = SimilarityRankDisclosure(intervals=0.95, distractors=-voices.unique(dim=0))
+    metric.update(None, voices + noise, speakers)
+    values = metric.compute()
+    assert values["mean_d"] > torch.tensor(float(len(speakers.unique()))).log2()
+    assert values["mean_d_low"] <= values["mean_d"] <= values["mean_d_high"]

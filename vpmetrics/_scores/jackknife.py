@@ -420,12 +420,14 @@ class Jackknife(NamedTuple):
     """Changes of numbers when speakers are left out.
 
     ``changes``: by how much each number differs without each group, ``(G,)``. ``bias``: by how much
-    it is too large since it was fitted to the data it is measured on.
+    it is too large since it was fitted to the data it is measured on. ``gallery``: the number of
+    references of keys whose range it limits, where it is not that of the speakers.
     """
 
     changes: dict[str, Tensor]
     bias: dict[str, Tensor]
     groups: JackknifeGroups
+    gallery: Mapping[str, int] = {}
 
 
 def check_enough_speakers(number: int) -> bool:
@@ -464,9 +466,14 @@ def make_jackknife(
 
 def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
     """Return the jackknife of the numbers of several jackknives."""
-    changes = {key: change for part in parts for key, change in part.changes.items()}
-    bias = {key: value for part in parts for key, value in part.bias.items()}
-    return Jackknife(changes, bias, parts[0].groups)
+    changes: dict[str, Tensor] = {}
+    bias: dict[str, Tensor] = {}
+    gallery: dict[str, int] = {}
+    for part in parts:
+        changes |= part.changes
+        bias |= part.bias
+        gallery |= part.gallery
+    return Jackknife(changes, bias, parts[0].groups, gallery)
 
 
 def add_intervals(
@@ -503,7 +510,9 @@ def _intervals_of_keys(
     num_speakers = len(jackknife.groups.labels)
     value = torch.stack([widen(values[key].detach()) for key in keys])
     changes = torch.stack([widen(jackknife.changes[key]) for key in keys])
-    ranges = value.new_tensor([scalar(key).range_among(num_speakers) for key in keys])
+    ranges = value.new_tensor(
+        [scalar(key).range_among(jackknife.gallery.get(key, num_speakers)) for key in keys]
+    )
     no_bias = value.new_zeros(())
     bias = torch.stack([widen(jackknife.bias.get(key, no_bias)) for key in keys])
     ends = jackknife_interval(

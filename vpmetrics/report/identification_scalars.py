@@ -18,6 +18,7 @@ from vpmetrics._identification.identification import (
 )
 from vpmetrics._identification.references import IdentificationTrials
 from vpmetrics._scores.jackknife import Jackknife, JackknifeGroups, make_jackknife
+from vpmetrics._scores.registry import scalar
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.dtypes import widen
 from vpmetrics._utterances.conditions import Condition
@@ -47,7 +48,10 @@ def identify_all_groups(
     has_bits: bool,
     distractors: Tensor | None = None,
 ) -> IdentificationNumbers:
-    """Return what ranks disclose and, with ``has_bits``, local information."""
+    """Return what ranks disclose and, with ``has_bits``, local information.
+
+    ``distractors`` ``(G, D)``: further references, of speakers whom no input is of.
+    """
     is_exact = bandwidth is None
     parts = identify_condition(
         data,
@@ -139,9 +143,13 @@ def jackknife_scalars(
     fewer = [rank_disclosure(each.fewer_inputs, rank_model)["mean_d"] for each in replicates]
     weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
     mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
-    return jackknife._replace(
-        bias={"mean_d": groups.kept_over_dropped * (mean_d[1:] - mean_d[0]).mean()}
-    )
+    bias = {"mean_d": groups.kept_over_dropped * (mean_d[1:] - mean_d[0]).mean()}
+    # Enrolled speakers without tests widen the gallery.
+    largest = max(trials.num_references for trials, _ in parts)
+    gallery: dict[str, int] = {}
+    if largest > len(groups.labels):
+        gallery = {key: largest for key in values if scalar(key).is_limited_by_speakers}
+    return jackknife._replace(bias=bias, gallery=gallery)
 
 
 def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) -> dict[str, Tensor]:

@@ -342,6 +342,10 @@ def _join_jackknives(
         for key, value in part.bias.items()
     }
     groups = next(iter(parts.values())).groups
+    gallery: dict[str, int] = {}
+    for name, part in parts.items():
+        for key, number in part.gallery.items():
+            gallery[scalar_key(name, key)] = number
     replicates = {
         key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars
     }
@@ -358,4 +362,4 @@ def _join_jackknives(
         largest_of_name = largest_key(conditions, scalars, key)
         if largest_of_name is not None and largest_of_name in changes:
             changes[name] = changes[largest_of_name]
-    return Jackknife(changes, bias, groups)
+    return Jackknife(changes, bias, groups, gallery)
