@@ -174,7 +174,9 @@ class SinglingOut(EmbeddingMetric):
     of a speaker's other utterances; every speaker needs two. All are tested, one after another,
     while others calibrate. As output of ``compute`` it returns a dictionary: ``singling_out_<N>``,
     and ``singling_out_<N>_error``, the standard error of drawing sets of N speakers, 0 where N is
-    the number of speakers. NaN with one warning for sizes above the number of speakers.
+    the number of speakers. NaN with one warning for sizes above the number of speakers. Only
+    references of speakers who are tested form predicates, so enrolled speakers without tests would
+    change nothing.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.

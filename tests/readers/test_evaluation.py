@@ -221,3 +221,36 @@ def test_compare_gives_differences_of_embedding_systems(files, tmp_path, capsys)
     assert "c discloses least." in capsys.readouterr().out
     run("compare", *systems[:2], "--no-attacks", "--json", tmp_path / "two.json")
     assert "but these data do not tell it apart from" in " ".join(capsys.readouterr().out.split())
+
+
+def name_by_chapter(voices, num_chapters):
+    """Names as in LibriSpeech, with as many chapters of each speaker."""
+    return [
+        f"{speaker}-{row % num_chapters}-{row:04d}"
+        for row, speaker in enumerate(voices.speakers.tolist())
+    ]
+
+
+def find_check(system, name):
+    return next((check for check in system["checks"] if check["name"] == name), None)
+
+
+@pytest.mark.parametrize(("num_chapters", "share"), [(1, "100%"), (5, "11%")])
+def test_names_of_chapters_tell_how_much_text_is_shared(
+    tmp_path, evaluate, voices, num_chapters, share
+):
+    """Of the nine other utterances of a speaker with ten in five chapters, one is of the same."""
+    path = tmp_path / "both.npz"
+    names = name_by_chapter(voices, num_chapters)
+    arrays = {"original": voices.original, "protected": voices.protected["B2"]}
+    np.savez(path, **arrays, utterances=names, speakers=voices.speakers)
+    check = find_check(evaluate(path, "--no-attacks")[0], "shared text")
+    assert check["status"] == "warning"
+    assert check["message"].startswith(f"{share} of the target trials compare two utterances")
+
+
+def test_names_without_chapters_tell_nothing_of_the_text(tmp_path, evaluate, voices):
+    path = tmp_path / "both.npz"
+    arrays = {"original": voices.original, "protected": voices.protected["B2"]}
+    np.savez(path, **arrays, utterances=voices.utterances, speakers=voices.speakers)
+    assert find_check(evaluate(path, "--no-attacks")[0], "shared text") is None

@@ -210,3 +210,10 @@ def test_plda_is_fitted_on_other_speakers(tmp_path, evaluate, libri):
         *options_of(libri), "--scoring", "plda", "--plda-fit", tmp_path / "train.npz"
     )
     assert system["scalars"]["oo_eer"] < 0.2
+
+
+def test_enrolment_and_tests_of_other_chapters_share_no_text(evaluate, libri):
+    (system,) = evaluate(*options_of(libri))
+    (check,) = [check for check in system["checks"] if check["name"] == "shared text"]
+    assert check["status"] == "ok"
+    assert check["message"] == "0% of the target trials compare two utterances of one chapter."

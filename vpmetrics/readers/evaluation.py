@@ -22,7 +22,7 @@ from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.readers.embeddings import Embeddings
 from vpmetrics.readers.trial_files import Trials, index_names, read_attributes
-from vpmetrics.report.checks import explain_missing_trials
+from vpmetrics.report.checks import check_shared_text, explain_missing_trials
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem, PrivacyReport
 from vpmetrics.report.trial_report import ScoredTrials, report_trials
 from vpmetrics.report.verdict import make_headline
@@ -76,7 +76,8 @@ def evaluate_embeddings(
             original = embeddings.by_encoder(embeddings.original)
             protected = embeddings.by_encoder(embeddings.protected)
             metric.update(original, protected, speakers, **labels)
-            report = _name_speakers(metric.report(), embeddings.speaker_names)
+            report = _add_text_check(metric.report(), embeddings)
+            report = _name_speakers(report, embeddings.speaker_names)
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
     # Without originals, a note says that OO and OP have no trials.
@@ -107,6 +108,17 @@ def evaluate_embeddings(
         utterances=len(speakers),
         no_attacks="" if report.attacks else NOT_REQUESTED,
     )
+
+
+def _add_text_check(report: PrivacyReport, embeddings: Embeddings) -> PrivacyReport:
+    """Return a report with the check on shared text, where names of utterances tell chapters."""
+    is_reference = embeddings.is_reference
+    check = check_shared_text(
+        embeddings.utterance_names,
+        embeddings.speakers.tolist(),
+        None if is_reference is None else is_reference.tolist(),
+    )
+    return report if check is None else replace(report, checks=(*report.checks, check))
 
 
 def _name_speakers(report: PrivacyReport, names: Sequence[str]) -> PrivacyReport:

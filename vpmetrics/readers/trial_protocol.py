@@ -24,7 +24,7 @@ from vpmetrics.readers.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.readers.options import RowOptions
 from vpmetrics.readers.progress import SetDone, show_progress
 from vpmetrics.readers.trial_files import Trials, index_names, read_first_column, read_key, read_map
-from vpmetrics.report.checks import Check, check_missing_trials
+from vpmetrics.report.checks import Check, check_missing_trials, check_shared_text
 from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
 from vpmetrics.report.verdict import disclosure_keys, make_headline
 from vpmetrics.suite import VoicePrivacy
@@ -412,7 +412,8 @@ def _report_all_pairs(
     counts in each.
     """
     original, protected = list[Tensor](), list[Tensor]()
-    speakers, is_reference, groups = list[str](), list[bool](), list[str]()
+    utterances, speakers, groups = list[str](), list[str](), list[str]()
+    is_reference = list[bool]()
     for one in embeddings:
         references, tested = one.list_utterances()
         names, speaker_of, group_of = (
@@ -422,6 +423,7 @@ def _report_all_pairs(
         )
         protected.append(one.protected.to_tensor("protected", names).double())
         original += [one.original.to_tensor("original", names).double()] if has_original else []
+        utterances += names
         speakers += [speaker_of[name] for name in names]
         is_reference += [name in references for name in names]
         groups += [
@@ -437,6 +439,9 @@ def _report_all_pairs(
         groups=torch.from_numpy(group_index) if any(groups) else None,
     )
     report = metric.report()
+    text_check = check_shared_text(utterances, speaker_index.tolist(), is_reference)
+    if text_check is not None:
+        report = replace(report, checks=(*report.checks, text_check))
     return report, dict(zip(group_names.tolist(), report.groups.values(), strict=False))
 
 
