@@ -1,6 +1,4 @@
-"""What a wheel must hold, and what it must not: ``python wheel_contents.py
-vpmetrics-0.1.0-py3-none-any.whl``.
-"""
+"""Check what a wheel holds, and what it must not hold: ``python wheel_contents.py WHEEL``."""
 
 import sys
 import zipfile
