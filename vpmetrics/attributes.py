@@ -26,7 +26,8 @@ from vpmetrics.functional.attributes import attribute_disclosure
 class AttributeDisclosure(PrivacyMetric):
     r"""How many bits protected speech discloses about attributes of a speaker or an utterance.
 
-    .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
+    .. math::
+        D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
 
     with the posteriors of a classifier that is fitted and calibrated on other speakers, see
     :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference, the third

@@ -24,7 +24,8 @@ class LocalInformationDisclosure(EmbeddingMetric):
     r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259,
     2026).
 
-    .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
+    .. math::
+        \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
 
     with :math:`z_i` the standardised scores of an input against N references and :math:`t_i` its
     true speaker.

@@ -30,7 +30,8 @@ class VoiceSimilarityMatrix(EmbeddingMetric):
     r"""Compute how similar the voices of all pairs of speakers are, within and between original and
     protected speech.
 
-    .. math:: \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
+    .. math::
+        \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
 
     over the log-likelihood ratios of the utterances of speaker i against those of speaker j, PAV
     under Laplace's rule (Noé et al., 2022).
@@ -117,8 +118,8 @@ class VoiceSimilarityMatrix(EmbeddingMetric):
 class DeIdentification(EmbeddingMetric):
     r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities.
 
-    .. math:: \mathrm{DeID} = 1 -
-    \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math::
+        \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 9).
 
@@ -173,8 +174,9 @@ class DeIdentification(EmbeddingMetric):
 class VoiceDistinctiveness(EmbeddingMetric):
     r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech.
 
-    .. math:: G_\mathrm{VD} = 10 \log_{10}
-    \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math::
+        G_\mathrm{VD} = 10 \log_{10}
+        \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 10).
 

@@ -250,7 +250,8 @@ class Cllr(PrivacyMetric):
 class TPRAtFPR(ScoreMetric):
     r"""Share of target trials above the threshold that a given share of non-target trials exceeds.
 
-    .. math:: \mathrm{TPR}(f) = P(s_\mathrm{tar} > t_f), \quad P(s_\mathrm{non} > t_f) = f
+    .. math::
+        \mathrm{TPR}(f) = P(s_\mathrm{tar} > t_f), \quad P(s_\mathrm{non} > t_f) = f
 
     A low false-positive rate is where an attacker with many candidates works; the equal error rate
     does not see it.

@@ -90,7 +90,8 @@ class CalibrationDistortion(PrivacyMetric):
     r"""C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (Noé et al.,
     2022, section 5.3).
 
-    .. math:: C_\mathrm{ECE} = D_\mathrm{ECE}\bigl(c(\mathcal{S}_1 \mid \mathcal{S}_0)\bigr)
+    .. math::
+        C_\mathrm{ECE} = D_\mathrm{ECE}\bigl(c(\mathcal{S}_1 \mid \mathcal{S}_0)\bigr)
 
     As input to ``update`` the metric accepts ``preds`` and ``target`` of the run that the attacker
     fits the calibration ``c`` on (``run=0``) and of the attacked run (``run=1``). As output of

@@ -1,6 +1,4 @@
-"""Docstrings, written for Python's ``help``, as the site shows them: formulas as MathML, roles as
-code or links.
-"""
+"""Show docstrings and notebooks on the site: formulas as MathML, roles as code or links."""
 
 import re
 import textwrap

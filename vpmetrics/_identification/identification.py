@@ -287,8 +287,9 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
 def chance_mean_d(histogram: Tensor, rank_model: str, num_inputs: int) -> Tensor:
     r"""Return the expected MeanD in bits of independent inputs whose ranks are uniform among ``N``.
 
-    .. math:: N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim
-    \mathrm{Bin}(n, 1/N)
+    .. math::
+        N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim
+        \mathrm{Bin}(n, 1/N)
 
     which is close to :math:`(N - 1) / (2 n \ln 2)` with many inputs per rank. Inputs of one speaker
     are not independent, so this is a lower bound of the chance level.

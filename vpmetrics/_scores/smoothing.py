@@ -114,7 +114,8 @@ def interpolate_smoothed(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
     r"""Return values at scores ``(..., P)``: finite ``values`` ``(..., cells)`` smoothed as counts
     are, interpolated.
 
-    .. math:: v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g
+    .. math::
+        v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g
 
     The gradient reaches both the values and the scores.
     """

@@ -35,8 +35,9 @@ class KernelRidge(TunedAttack):
     r"""Original speech predicted from protected speech by kernel ridge regression, on at most 512
     utterances.
 
-    .. math:: \hat o = k(p, P)\,(k(P, P) + \lambda I)^{-1}\,(O - \bar o), \qquad k(p, q) = e^{-|p -
-    q|^2 / 8 v}
+    .. math::
+        \hat o = k(p, P)\,(k(P, P) + \lambda I)^{-1}\,(O - \bar o), \qquad k(p, q) = e^{-|p - q|^2
+        / 8 v}
 
     with :math:`v` the total variance of protected rows. The attacker must have pairs, that is, the
     anonymiser.

@@ -418,9 +418,9 @@ class LikelihoodRatio(LinearAttack):
     With whitened rows :math:`o, p` and :math:`K` as in :class:`CanonicalCorrelation`, up to a
     constant
 
-    .. math:: p^\top K R^{-1} o - \tfrac12 p^\top K R^{-1} K^\top p - \tfrac12 o^\top (R^{-1} - I)\,
-    o, \qquad
-        R = I - K^\top K
+    .. math::
+        p^\top K R^{-1} o - \tfrac12 p^\top K R^{-1} K^\top p - \tfrac12 o^\top (R^{-1} - I)\, o,
+        \qquad R = I - K^\top K
 
     Two further columns of each side hold its quadratic term and 1, so that the ratio is an inner
     product. The attacker needs pairs, that is, the anonymiser.

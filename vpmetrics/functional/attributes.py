@@ -65,7 +65,8 @@ def attribute_disclosure(
     r"""Compute the mutual information of embeddings and an attribute, as a classifier on unseen
     speakers realises it.
 
-    .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
+    .. math::
+        D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
 
     The classifier is linear or kernel ridge regression on embeddings of unit length, fitted on
     other speakers than it is applied to; shrinkage and kernel are chosen, and posteriors

@@ -92,7 +92,8 @@ def pav_llr(
     r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels, without
     the prior.
 
-    .. math:: \mathrm{LLR}_B = \ln\frac{T_B}{N_B} - \ln\frac{T}{N}
+    .. math::
+        \mathrm{LLR}_B = \ln\frac{T_B}{N_B} - \ln\frac{T}{N}
 
     for each PAV block :math:`B` with :math:`T_B` of all :math:`T` targets and :math:`N_B` of all
     :math:`N` non-targets. Equal scores share a block. Without Laplace's rule ``-inf`` and ``+inf``

@@ -113,8 +113,8 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
 def de_identification(oo: Tensor, op: Tensor) -> Tensor:
     r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities (eq. 9).
 
-    .. math:: \mathrm{DeID} = 1 -
-    \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math::
+        \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     Args:
         oo: Similarities ``(S, S)`` within original speech.
@@ -134,8 +134,9 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
 def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
     r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech (eq. 10).
 
-    .. math:: G_\mathrm{VD} = 10 \log_{10}
-    \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+    .. math::
+        G_\mathrm{VD} = 10 \log_{10}
+        \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     Args:
         oo: Similarities ``(S, S)`` within original speech.

@@ -109,7 +109,8 @@ def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = Tr
     r"""Compute the error rate where misses and false alarms are equal, on the ROC itself, not on
     its convex hull.
 
-    .. math:: \mathrm{EER} = P(s_\mathrm{tar} < \theta) = P(s_\mathrm{non} > \theta)
+    .. math::
+        \mathrm{EER} = P(s_\mathrm{tar} < \theta) = P(s_\mathrm{non} > \theta)
 
     The ROC is linear across a score that both classes have. The Voice Privacy Challenges of 2020
     and 2022 rank by this rate; Kaldi's ``compute-eer`` rounds it up to the next whole number of

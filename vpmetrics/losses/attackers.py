@@ -126,7 +126,8 @@ def within_session_variance_share(
     r"""Return the share of the variance that lies within sessions, averaged over whitened
     directions; a penalty.
 
-    .. math:: t = \frac{1}{D} \operatorname{tr}(C^{-1} W)
+    .. math::
+        t = \frac{1}{D} \operatorname{tr}(C^{-1} W)
 
     with :math:`W` the covariance of the deviations from the mean of the session and :math:`C` that
     of protected rows, by past batches (the first and second side of ``past``); 1 until these are

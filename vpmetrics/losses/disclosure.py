@@ -38,9 +38,9 @@ class DisclosureLoss(EmbeddingLoss):
     r"""Compute how much protected speech discloses about who spoke the original: D_ECE of OP in
     both directions.
 
-    .. math:: L = \sum_a \left[ D_\mathrm{ECE}(s_a) + D_\mathrm{ECE}(-s_a) \right]
-        \quad \text{[+ the same across sessions]} \quad
-        + \lambda\, \eta^2 + \mu \ln(1 + t / \epsilon)
+    .. math::
+        L = \sum_a \left[ D_\mathrm{ECE}(s_a) + D_\mathrm{ECE}(-s_a) \right] \quad \text{[+ the
+        same across sessions]} \quad + \lambda\, \eta^2 + \mu \ln(1 + t / \epsilon)
 
     with scores :math:`s_{kl} = \cos(o_k, p_l)` of all ordered pairs :math:`k \neq l`, and those of
     every further attacker :math:`a`. D_ECE is that of smoothed PAV, so it has a gradient. PAV is
@@ -212,7 +212,8 @@ class DistinctivenessLoss(EmbeddingLoss):
     r"""Compute how far protected speech is from full distinctiveness: the maximal D_ECE minus that
     of PP.
 
-    .. math:: L = \frac{1}{2 \ln 2} - D_\mathrm{ECE}(s), \qquad s_{kl} = \cos(p_k, p_l),\ k < l
+    .. math::
+        L = \frac{1}{2 \ln 2} - D_\mathrm{ECE}(s), \qquad s_{kl} = \cos(p_k, p_l),\ k < l
 
     With ``sessions``, target trials are those *within* a session: a speaker may change voice from
     session to session.
@@ -260,7 +261,8 @@ class PseudonymisationLoss(EmbeddingLoss):
     r"""Compute a loss that hides speakers and keeps them distinct: every speaker gets another
     voice.
 
-    .. math:: L = w_\mathrm{OP} L_\mathrm{disclosure} + w_\mathrm{PP} L_\mathrm{distinctiveness}
+    .. math::
+        L = w_\mathrm{OP} L_\mathrm{disclosure} + w_\mathrm{PP} L_\mathrm{distinctiveness}
 
     ``loss.parts`` has the parts of the last value, those of :class:`DisclosureLoss` and
     ``distinctiveness``. Log them: the penalty of session invariance is the largest of them for most
