@@ -38,10 +38,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
         ("evaluate e.npz --plda-fit x", "Expected --scoring plda and --plda-fit FILE together"),
         ("evaluate e.npz --weights x", "x: cannot be read"),
         ("evaluate e.npz --attributes x", "x: cannot be read"),
-        (
-            "evaluate e.npz --references x --enrolls x",
-            "Expected --references or --enrolls, but got both",
-        ),
+        ("evaluate e.npz --distractors x", "x: no such file for --distractors"),
         (
             "evaluate e.npz --encoder resemblyzer",
             "Expected no --encoder with embeddings: it would do nothing",
@@ -165,11 +162,26 @@ def test_a_value_that_an_option_does_not_take_ends_with_status_2(capsys, option,
 
 
 @pytest.mark.parametrize(
+    ("command", "most_options"),
+    [("evaluate", 30), ("compare", 31), ("scores", 20), ("challenge", 13), ("embed", 6)],
+)
+def test_help_is_short_and_begins_with_what_most_need(capsys, command, most_options):
+    with pytest.raises(SystemExit, match="0"):
+        run(command, "--help")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("  --") for line in lines) <= most_options
+    if command in ("evaluate", "compare", "challenge"):
+        first = next(line for line in lines if line.startswith("  --out"))
+        assert lines.index(first) < 24
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
-            "evaluate e.npz --simlarity x",
-            "vpmetrics evaluate: error: unknown argument --simlarity; closest: --similarity",
+            "evaluate e.npz --distractor x",
+            "vpmetrics evaluate: error: unknown argument --distractor; closest: --distractors",
         ),
         ("evaluate e.npz --key k", "unknown argument --key: an option of vpmetrics scores"),
         (

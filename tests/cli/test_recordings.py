@@ -171,24 +171,20 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encode
 @pytest.mark.filterwarnings(
     "ignore:4 of 16 original embeddings equal", "ignore:Linkability needs 10 target trials"
 )
-@pytest.mark.parametrize(
-    ("option", "enrolment", "scoring"),
-    [
-        ("enrolls", "speaker", "cosine"),
-        pytest.param("references", "utterance", "euclidean", marks=needs("librosa", "f0")),
-    ],
-)
-def test_reference_and_enrolment_lists_apply(
-    tmp_path, evaluate, folders, encoder, option, enrolment, scoring
-):
+@pytest.mark.parametrize("name", ["encoder", pytest.param("f0", marks=needs("librosa", "f0"))])
+def test_enrolment_lists_apply(tmp_path, evaluate, folders, encoder, name):
     enrolled = [f"p{speaker}/p{speaker}_{number}" for speaker in range(4) for number in (0, 1)]
     (tmp_path / "list").write_text("\n".join(enrolled))
-    kind = ["--encoder", encoder] if scoring == "cosine" else ["--encoder", "f0"]
-    options = [*kind, f"--{option}", tmp_path / "list", "--no-attacks", "--intervals", "0"]
-    (system,) = evaluate(folders / "o", folders / "a", *options)
-    voices = embed_pairs(pair_recordings(folders / "o", folders / "a"), kind[1])
-    is_reference = torch.tensor([name in enrolled for name in voices.utterances])
-    assert_results_of(voices, system["scalars"], is_reference, scoring=scoring, enrolment=enrolment)
+    used_encoder = encoder
+    scoring = "cosine"
+    if name == "f0":
+        used_encoder = "f0"
+        scoring = "euclidean"
+    options = ["--enrolls", tmp_path / "list", "--no-attacks", "--intervals", "0"]
+    (system,) = evaluate(folders / "o", folders / "a", "--encoder", used_encoder, *options)
+    voices = embed_pairs(pair_recordings(folders / "o", folders / "a"), used_encoder)
+    is_reference = torch.tensor([utterance in enrolled for utterance in voices.utterances])
+    assert_results_of(voices, system["scalars"], is_reference, scoring=scoring, enrolment="speaker")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +204,7 @@ def test_reference_and_enrolment_lists_apply(
             "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file",
         ),
         (
-            ["o", "a", "--references", "list"],
+            ["o", "a", "--enrolls", "list"],
             "of all 2 utterances, but 1 are missing, first 'nobody'; --partial",
         ),
         (
@@ -245,7 +241,7 @@ def test_partial_skips_and_counts_missing_recordings(tmp_path, evaluate, folders
     options = [
         "--encoder",
         encoder,
-        "--references",
+        "--enrolls",
         tmp_path / "list",
         "--no-attacks",
         "--intervals",

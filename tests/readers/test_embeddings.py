@@ -91,20 +91,6 @@ def test_unpaired_utterances_raise_unless_partial_is_set(tmp_path, voices, capsy
     assert "5 of 60 utterances left out" in capsys.readouterr().out
 
 
-def test_utterances_given_twice_count_once(tmp_path, assert_same_as_suite, voices):
-    twice = {
-        "original": voices.original,
-        "protected": voices.protected["B2"],
-        "speakers": voices.speakers,
-    }
-    twice["recording"] = torch.arange(60)
-    torch.save(
-        {name: values.repeat(2, *[1] * (values.dim() - 1)) for name, values in twice.items()},
-        tmp_path / "x.pt",
-    )
-    assert_same_as_suite(tmp_path / "x.pt", "--utterances", "recording")
-
-
 def test_guessed_array_names_are_noted(tmp_path, voices, capsys):
     run("evaluate", *write_npz(tmp_path, voices), "--no-attacks")
     said = (
@@ -249,15 +235,11 @@ def test_sessions_and_references_are_passed_on(tmp_path, evaluate, voices):
     options = [
         "--sessions",
         "session",
-        "--references",
+        "--enrolls",
         tmp_path / "list",
-        "--rank-model",
-        "beta_binomial",
     ]
     (system,) = evaluate(tmp_path / "x.pt", *options, "--intervals", "0", "--no-attacks")
-    metric = VoicePrivacy(
-        attacks=None, enrolment="utterance", rank_model="beta_binomial", metrics="all"
-    )
+    metric = VoicePrivacy(attacks=None, enrolment="speaker", metrics="all")
     metric.update(*sides.values(), voices.speakers, torch.arange(60) % 3 == 0, sessions=sessions)
     assert_scalars(system["scalars"], metric.compute())
 

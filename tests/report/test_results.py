@@ -55,7 +55,7 @@ def assert_same_form(got, documented, place="results"):
 
 def test_results_have_the_documented_form_and_record_command_and_settings(tmp_path, voices, capsys):
     files = write_npz(tmp_path, voices)
-    options = ["--similarity", "sigmoid", "--no-attacks"]
+    options = ["--scoring", "euclidean", "--no-attacks"]
     run("evaluate", *files, "--out", tmp_path / "out", *options)
     content = results_of(tmp_path / "out" / "results.json")
     assert content["version"] == results.VERSION
@@ -66,7 +66,9 @@ def test_results_have_the_documented_form_and_record_command_and_settings(tmp_pa
         *map(str, (*files, "--out", tmp_path / "out")),
         *options,
     ]
-    assert content["settings"].items() >= {"similarity": "sigmoid", "scoring": "cosine"}.items()
+    assert (
+        content["settings"].items() >= {"similarity": "geometric", "scoring": "euclidean"}.items()
+    )
     (source,) = content["inputs"]
     assert source["sha256"] == hashlib.sha256(files[0].read_bytes()).hexdigest()
     assert source["bytes"] == files[0].stat().st_size

@@ -33,7 +33,6 @@ def embed(options: EmbedOptions, console: Console) -> None:
             speaker_pattern=options.speaker_pattern,
             device=options.device,
             partial=options.partial,
-            workers=options.workers,
             segment_seconds=F0_SEGMENT_SECONDS if options.encoder == "f0" else None,
             progress=lambda done, total, _left: set_done(done / total),
         )

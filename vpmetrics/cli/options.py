@@ -30,7 +30,6 @@ class OutputOptions:
     utility: tuple[str, ...] = ()
     columns: tuple[str, ...] = ("default",)
     figures: tuple[str, ...] = ("png",)
-    latex_intervals: bool = False
 
     @property
     def is_json_printed(self) -> bool:
@@ -44,9 +43,8 @@ class MeasureOptions:
 
     scoring: str | None = None
     plda_fit: str | None = None
-    similarity: str | None = None
-    rank_model: str | None = None
     population: tuple[int, ...] = ()
+    distractors: str | None = None
     no_attacks: bool = False
     intervals: float | None = CONFIDENCE
 
@@ -58,7 +56,6 @@ class RecordingOptions:
     encoder: tuple[str, ...] = ()
     feature: tuple[str, ...] = ()
     device: str | None = None
-    workers: int = 2
     no_audio: bool = False
 
 
@@ -144,7 +141,6 @@ class EmbedOptions:
     speaker_pattern: str | None
     partial: bool
     device: str | None
-    workers: int
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ folders of recordings or files of embeddings.
   vpmetrics evaluate original.npz protected.npz --utt2spk utt2spk
   vpmetrics evaluate embeddings.npz       (arrays original, protected, speakers)
   vpmetrics evaluate --protected p.npz --utt2spk utt2spk    (without originals)
-
+"""
+_EVALUATE_MORE = """\
 Exactly the trials of a list:
-
   vpmetrics evaluate --original enrolls.scp trials.scp \\
                      --protected enrolls_anon.scp trials_anon.scp \\
                      --utt2spk utt2spk --enrolls enrolls --trials trials
@@ -96,6 +96,7 @@ _EXIT = "Exit status: 0 when done, 2 when options or files cannot be used."
 def make_parser() -> ArgumentParser:
     """Return the parser of all commands; ``command`` of what it parses is that given, if any."""
     question = "How well does a voice anonymiser hide who is speaking?"
+    epilogs = {"evaluate": f"{_EVALUATE_MORE}\n{_EXIT}"}
     top = ArgumentParser("vpmetrics", description=question, epilog=_EXIT)
     top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
@@ -147,7 +148,7 @@ def make_parser() -> ArgumentParser:
             help=summary,
             usage=f"vpmetrics {name} {usage} [options]".replace("  ", " "),
             description=description,
-            epilog=_EXIT,
+            epilog=epilogs.get(name, _EXIT),
             formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26),
             allow_abbrev=False,  # abbreviations would make every new option a breaking change
         )
@@ -221,8 +222,7 @@ def _add_first_options(group: _ArgumentGroup) -> None:
         " a TorchScript or ONNX file, or f0; several make one attacker who uses all of them"
     )
     group.add_argument("--encoder", action="append", default=[], metavar="NAME", help=text)
-    text = "use the fundamental frequency in addition to the encoders"
-    group.add_argument("--feature", action="append", choices=("f0",), default=[], help=text)
+    _add_utility(group)
     text = "compare only, without attacks: quicker, and the least that is disclosed"
     group.add_argument("--no-attacks", action="store_true", help=text)
 
@@ -241,9 +241,6 @@ def _add_speech_options(command: ArgumentParser) -> _ArgumentGroup:
     group.add_argument("--partial", action="store_true", help=text)
     text = "draws of the anonymiser's secret, for within and across"
     group.add_argument("--sessions", metavar="SOURCE", help=text)
-    group.add_argument(
-        "--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once"
-    )
     text = "lines `utterance group` or `speaker group`: results for each"
     group.add_argument("--groups", metavar="FILE", help=text)
     group.add_argument(
@@ -262,27 +259,22 @@ def _add_speech_options(command: ArgumentParser) -> _ArgumentGroup:
         metavar="FILE",
         help="utterances that speakers are enrolled with, as their mean",
     )
-    text = "utterances to compare the others with, each by itself"
-    group.add_argument("--references", metavar="FILE", help=text)
     text = "exactly these trials: lines `enrol trial target|nontarget`"
     group.add_argument("--trials", nargs="+", default=[], metavar="FILE", help=text)
     _add_key_columns(group, "of --trials")
     group = command.add_argument_group("measures")
-    _add_scoring(group)
-    text = "of matrices: of 2022 (geometric) or of 2020 (sigmoid)"
-    group.add_argument("--similarity", choices=("geometric", "sigmoid"), help=text)
-    group.add_argument(
-        "--rank-model",
-        choices=("empirical", "beta_binomial"),
-        help="of rank disclosure (empirical)",
-    )
-    text = "also re-identification and singling out in populations of these sizes, as 20,1000"
+    text = "also re-identification and singling out among as many people, as 20,1000"
     group.add_argument(
         "--population", type=_parse_population_sizes, default=(), metavar="N,...", help=text
     )
+    text = "embeddings of enrolled speakers without tests, who make the gallery larger"
+    group.add_argument("--distractors", metavar="FILE", help=text)
+    _add_scoring(group)
     _add_intervals(group)
     group = command.add_argument_group("recordings")
-    _add_device_and_workers(group)
+    text = "use the fundamental frequency in addition to the encoders"
+    group.add_argument("--feature", action="append", choices=("f0",), default=[], help=text)
+    _add_device(group)
     group.add_argument("--no-audio", action="store_true", help="leave recordings out of the page")
     return _add_output_options(command)
 
@@ -293,6 +285,7 @@ def _add_scores(command: ArgumentParser) -> None:
     first = command.add_argument_group("most used")
     first.add_argument("--key", metavar="KEY", help="labels of the trials, for all files")
     _add_out(first)
+    _add_utility(first)
     for name, text in (
         ("oo", "original"),
         ("op", "original against protected"),
@@ -342,6 +335,7 @@ def _add_challenge(command: ArgumentParser) -> None:
     command.add_argument("folders", nargs="+", type=_parse_nonempty, metavar="FOLDER", help=text)
     first = command.add_argument_group("most used")
     _add_out(first)
+    _add_utility(first)
     first.add_argument(
         "--no-attacks", action="store_true", help="compare only, without attacks, which is quicker"
     )
@@ -374,7 +368,7 @@ def _add_embed(command: ArgumentParser) -> None:
     command.add_argument(
         "--partial", action="store_true", help="leave out recordings that cannot be used"
     )
-    _add_device_and_workers(command)
+    _add_device(command)
 
 
 def _add_demo(command: ArgumentParser) -> None:
@@ -400,6 +394,14 @@ def _add_out(group: _ArgumentGroup) -> None:
         " former run"
     )
     group.add_argument("--out", type=_parse_nonempty_path, metavar="DIR", help=text)
+
+
+def _add_utility(group: _ArgumentGroup) -> None:
+    text = (
+        "what else was measured, shown beside privacy, as WER=4.2; of several systems FILE.csv with"
+        " a column system"
+    )
+    group.add_argument("--utility", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
 def _add_scoring(group: _ArgumentGroup) -> None:
@@ -434,24 +436,16 @@ def _add_intervals(group: _ArgumentGroup) -> None:
     )
 
 
-def _add_device_and_workers(group: ArgumentParser | _ArgumentGroup) -> None:
+def _add_device(group: ArgumentParser | _ArgumentGroup) -> None:
     group.add_argument("--device", metavar="NAME", help="where encoders run, as cuda (cpu)")
-    group.add_argument(
-        "--workers", type=int, default=2, metavar="N", help="threads that read recordings (2)"
-    )
 
 
 def _add_output_options(command: ArgumentParser) -> _ArgumentGroup:
     group = command.add_argument_group("output")
     group.add_argument("--title", metavar="TEXT", help="heading of the report")
-    text = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"
-    group.add_argument("--utility", action="append", default=[], metavar="NAME=VALUE", help=text)
     text = "write the results there; `-` prints nothing else"
     group.add_argument("--json", type=_parse_nonempty_path, metavar="FILE", help=text)
     group.add_argument("--all", action="store_true", help="print every number")
-    group.add_argument(
-        "--latex-intervals", action="store_true", help="with confidence intervals in tables.tex"
-    )
     kinds = ("png", "pdf", "svg")
     group.add_argument(
         "--figures",

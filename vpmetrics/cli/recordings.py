@@ -85,13 +85,19 @@ def choose_encoders(options: RecordingOptions) -> list[str]:
     return list(dict.fromkeys([*encoders, *options.feature]))
 
 
-def check_encoders(options: RecordingOptions) -> None:
-    """Raise for an encoder that cannot be loaded, before hours of embedding with another one."""
+def check_encoders(options: RecordingOptions) -> list[Encoder]:
+    """Return names and widths of all encoders; raise for one that cannot be loaded.
+
+    So nobody learns of a wrong name after hours of embedding with another encoder.
+    """
     from vpmetrics.audio import load_encoder
 
+    encoders = []
     with translate_audio_errors():
-        for encoder in choose_encoders(options):
-            load_encoder(encoder, device=options.device)
+        for name in choose_encoders(options):
+            network = load_encoder(name, device=options.device)
+            encoders.append(Encoder(name_encoder(name), network.dimension))
+    return encoders
 
 
 def name_encoder(encoder: str) -> str:
@@ -130,7 +136,6 @@ def embed_system(
                     network,
                     cache=cache,
                     partial=rows.partial,
-                    workers=options.workers,
                     segment_seconds=F0_SEGMENT_SECONDS if is_segmented else None,
                     progress=lambda done, _total, _left: set_done(done),
                 )

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from vpmetrics._scores.scorers import Scoring
 from vpmetrics._util.inputs import InputError, format_suffix, quote
 from vpmetrics._util.scalar import printable
+from vpmetrics._utterances.encoders import Encoder
 from vpmetrics.cli.options import MeasureOptions, SpeechOptions
 from vpmetrics.cli.recordings import (
     EmbeddedSystem,
@@ -23,6 +24,7 @@ from vpmetrics.cli.recordings import (
 )
 from vpmetrics.cli.terminal import check_outputs, check_utility
 from vpmetrics.readers import challenge, evaluation, trial_protocol
+from vpmetrics.readers.distractors import read_distractors
 from vpmetrics.readers.embeddings import (
     EmbeddingFiles,
     Embeddings,
@@ -40,6 +42,7 @@ from vpmetrics.suite import VoicePrivacy
 RECORDINGS = "recordings"
 EMBEDDINGS = "embeddings"
 LISTED_TRIALS = "a list of trials"
+_SIZES_WITH_DISTRACTORS = (20, 100)  # people to search among where --population names no numbers
 
 
 @dataclass(frozen=True)
@@ -130,8 +133,6 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind:
         raise InputError(
             f"Expected --format to be one of {', '.join(READERS)}, but got {quote(rows.format)}."
         )
-    if rows.references is not None and rows.enrolls is not None:
-        raise InputError("Expected --references or --enrolls, but got both.")
     if (measures.scoring == "plda") != (measures.plda_fit is not None):
         raise InputError(
             "Expected --scoring plda and --plda-fit FILE together, but got one without the other."
@@ -141,15 +142,19 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind:
     if options.weights is not None:
         read_map(options.weights, "group weight")
     if kind == RECORDINGS:
-        reject(rows, ("format", "utterances", "sessions", "groups"), kind)
+        reject(rows, ("format", "sessions", "groups"), kind)
         reject(measures, ("plda_fit",), kind)
         reject(options, ("trials", "key_columns"), kind)
-        check_encoders(options.recordings)
+        encoders = check_encoders(options.recordings)
+        if measures.distractors is not None:
+            read_distractors(measures.distractors, _make_empty_embeddings(encoders), rows)
         return
-    reject(options.recordings, ("encoder", "feature", "device", "workers", "no_audio"), kind)
+    reject(options.recordings, ("encoder", "feature", "device", "no_audio"), kind)
+    if measures.distractors is not None and locate_source(measures.distractors)[0] is None:
+        raise InputError("no such file for --distractors", measures.distractors)
     if kind == LISTED_TRIALS:
-        reject(rows, ("utterances", "sessions", "references"), kind)
-        reject(measures, ("similarity", "rank_model", "population"), kind)
+        reject(rows, ("sessions",), kind)
+        reject(measures, ("population", "distractors"), kind)
         reject(options, ("attributes",), kind)
     else:
         reject(options, ("key_columns",), kind)
@@ -217,6 +222,13 @@ def _evaluate_embeddings(
     return systems
 
 
+def _make_empty_embeddings(encoders: Sequence[Encoder]) -> Embeddings:
+    """Return the form of the embeddings that recordings will have, to check other files by."""
+    no_rows = torch.zeros(0, sum(encoder.width for encoder in encoders))
+    no_speakers = torch.zeros(0, dtype=torch.int64)
+    return Embeddings(no_rows, no_rows, no_speakers, (), encoders=tuple(encoders))
+
+
 def _has_same_originals(embeddings: Embeddings, other: Embeddings) -> bool:
     if embeddings.original is None or other.original is None:
         return embeddings.original is other.original
@@ -228,6 +240,11 @@ def _evaluate_with_attributes(
 ) -> EvaluatedSystem:
     with show_progress(f"scoring {name}"):
         weights = trial_protocol.read_weights_or_empty(options.weights, set(embeddings.group_names))
+        source = options.measures.distractors
+        if source is not None:
+            distractors = read_distractors(source, embeddings, options.rows)
+            metric.distractors = distractors.by_side()
+            embeddings = embeddings._replace(notes=(*embeddings.notes, distractors.note))
         system = evaluation.evaluate_embeddings(name, embeddings, metric, weights)
         if options.attributes is None:
             return system
@@ -260,18 +277,14 @@ def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> Evalua
 def make_metric(options: SpeechOptions, default_scoring: str = "cosine") -> VoicePrivacy:
     """Return the metric that options describe."""
     rows, measures = options.rows, options.measures
-    enrolment: Literal["utterance", "speaker"] | None = None
-    if rows.references is not None:
-        enrolment = "utterance"
-    elif rows.enrolls is not None:
-        enrolment = "speaker"
+    sizes = measures.population
+    if measures.distractors is not None and not sizes:
+        sizes = _SIZES_WITH_DISTRACTORS
     return VoicePrivacy(
-        measures.similarity or "geometric",
-        read_scoring(measures, rows.speakers, rows.format, default_scoring),
-        rank_model=measures.rank_model or "empirical",
+        scoring=read_scoring(measures, rows.speakers, rows.format, default_scoring),
         attacks=None if measures.no_attacks else "standard",
-        enrolment=enrolment,
-        sizes=measures.population or None,
+        enrolment=None if rows.enrolls is None else "speaker",
+        sizes=sizes or None,
         metrics="all",
         intervals=measures.intervals,
     )

@@ -114,7 +114,7 @@ def publish(content: Content, console: Console, options: OutputOptions) -> None:
     """Write the files that were asked for, and print the summary."""
     # Files are written before anything is printed: the reader of the output may stop.
     if options.out is not None:
-        files = render_files(content, options.figures, options.latex_intervals)
+        files = render_files(content, options.figures)
         replace_folder(options.out, files, own_file_names())
     if options.is_json_printed:
         console.file.write(render_results(content).decode())

@@ -67,7 +67,6 @@ class Embeddings(NamedTuple):
     protected: Tensor
     speakers: Tensor
     speaker_names: tuple[str, ...]
-    utterances: Tensor | None = None
     notes: tuple[str, ...] = ()
     sessions: Tensor | None = None
     is_reference: Tensor | None = None
@@ -389,9 +388,8 @@ def read_embeddings(
     columns["speakers"] = files.read_speakers(
         options.speakers, options.speaker_pattern, columns[first_side]
     )
-    for role in ("utterances", "sessions"):
-        if (source := getattr(options, role)) is not None:
-            columns[role] = files.read_labels(source, role)
+    if options.sessions is not None:
+        columns["sessions"] = files.read_labels(options.sessions, "sessions")
     notes: tuple[str, ...] = ()
     guessed = {role: column for role, column in columns.items() if column.alias is not None}
     if any(column.alias != role for role, column in guessed.items()):
@@ -403,11 +401,6 @@ def read_embeddings(
         notes = (f"{where}taken {', '.join(taken)}",)
     named_files = {column.path for column in columns.values() if column.utterances is not None}
     if len(named_files) > 1 or (is_named and len(paths) > 1):
-        if "utterances" in columns:
-            raise InputError(
-                "Expected --utterances for rows without names only, but the files name their"
-                " utterances."
-            )
         columns, notes_on_missing = _align_rows(columns, options.partial)
         notes += notes_on_missing
     elif len(paths) > 1:
@@ -445,12 +438,8 @@ def _find_encoders(files: EmbeddingFiles, columns: Mapping[str, Column]) -> tupl
 def mark_listed_references(
     embeddings: Embeddings, row_names: Sequence[str] | None, options: RowOptions
 ) -> Embeddings:
-    """Mark the rows whose utterances are in the list of ``--references`` or ``--enrolls``, if one
-    is given.
-    """
-    if options.references and options.enrolls:
-        raise InputError("Expected --references or --enrolls, but got both.")
-    path = options.references or options.enrolls
+    """Mark the rows whose utterances are in the list of ``--enrolls``, if one is given."""
+    path = options.enrolls
     if path is None:
         return embeddings
     if row_names is None:
@@ -603,10 +592,7 @@ def _pack_columns(columns: Mapping[str, Column], notes: tuple[str, ...]) -> Embe
     rows = len(protected)
     first_side = columns["protected"] if original is None else columns["original"]
     speakers, speaker_names = columns["speakers"].number_labels(rows)
-    utterances = columns["utterances"].number_labels(rows)[0] if "utterances" in columns else None
     sessions = columns["sessions"].number_labels(rows)[0] if "sessions" in columns else None
     row_names = tuple(first_side.utterances or ())
-    embeddings = Embeddings(
-        original, protected, speakers, speaker_names, utterances, notes, sessions
-    )
+    embeddings = Embeddings(original, protected, speakers, speaker_names, notes, sessions)
     return embeddings._replace(utterance_names=row_names)

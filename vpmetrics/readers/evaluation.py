@@ -57,10 +57,7 @@ def evaluate_embeddings(
     once.
     """
     speakers = embeddings.speakers
-    labels = {
-        key: getattr(embeddings, key)
-        for key in ("is_reference", "utterances", "sessions", "groups")
-    }
+    labels = {key: getattr(embeddings, key) for key in ("is_reference", "sessions", "groups")}
     notes = list(embeddings.notes)
     for side in ("original", "protected"):
         values = getattr(embeddings, side)

@@ -12,8 +12,8 @@ class RowOptions:
 
     ``format``: that of files whose suffix does not tell it. ``strip_suffix``: end of names of
     utterances to leave out. ``speaker_pattern``: a regular expression that finds the speaker in the
-    name of an utterance. ``references`` and ``enrolls``: lists of utterances to compare the others
-    with, each by itself or as means of speakers. ``partial``: whether utterances that are not
+    name of an utterance. ``enrolls``: a list of utterances to compare the others with, as means of
+    speakers. ``partial``: whether utterances that are not
     everywhere are left out, which is an error otherwise.
     """
 
@@ -21,9 +21,7 @@ class RowOptions:
     strip_suffix: str | None = None
     speakers: str | None = None
     speaker_pattern: str | None = None
-    utterances: str | None = None
     sessions: str | None = None
-    references: str | None = None
     enrolls: str | None = None
     groups: str | None = None
     partial: bool = False

@@ -127,9 +127,7 @@ def own_file_names() -> list[str]:
     return names
 
 
-def render_files(
-    content: Content, formats: Sequence[str] = ("png",), latex_intervals: bool = False
-) -> dict[str, bytes]:
+def render_files(content: Content, formats: Sequence[str] = ("png",)) -> dict[str, bytes]:
     """Return the files of a folder by name: page, results, tables, model card, and figures in these
     formats.
     """
@@ -143,7 +141,7 @@ def render_files(
     files = {
         f"{TABLES}.csv": as_csv(tables).encode(),
         f"{TABLES}.md": as_markdown(tables).encode(),
-        f"{TABLES}.tex": as_latex(tables, latex_intervals).encode(),
+        f"{TABLES}.tex": as_latex(tables).encode(),
         MODEL_CARD: render_model_card(content.systems, content.title).encode(),
         PAGE: render_page(content, pictures).encode(),
     }
