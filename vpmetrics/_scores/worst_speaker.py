@@ -1,15 +1,16 @@
 """The speaker who is protected worst, and a test whether luck alone would explain as much.
 
 A speaker's own trials are calibrated on themselves. The largest of many noisy numbers is large, so
-it is compared with what the largest is when speakers are permuted: the test rows of every speaker
-meet the enrolment rows of another one, in as many trials as the speaker really has. Trials are
-counted block by block and never listed.
+it is compared with what the largest is when test utterances are dealt out to the speakers anew:
+every permuted speaker has as many utterances and trials as the real one, among rows that nobody
+needs to have spoken together. Where sessions are known whole sessions are dealt out, since the
+utterances of a session may have one voice in common. Trials are counted and never listed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -23,16 +24,18 @@ from vpmetrics._util.dtypes import wide_dtype, widen
 from vpmetrics._utterances.utterances import Utterances, add_counts, count_values
 
 DRAWS = 99  # permutations: the smallest p-value is .01
-FEWEST_DRAWS = 20  # different permutations below which a p-value of .05 is out of reach
+FEWEST_PERMUTATIONS = 20  # different ones, below which a p-value of .05 is out of reach
 # of the score axis; with twice as many, D_ECE of single speakers grows by .004 bit on average
-_CELLS = 64
-_EXTREME = 7.0  # log-odds of the share of scores in the outermost cells: about one in a thousand
+_CELLS = 128
+_EXTREME = 9.0  # log-odds of the share of scores in the outermost cells: about one in ten thousand
 _SAMPLED_SCORES = 1 << 20  # that the cells are laid by
 _MOST_SCORES = 1 << 21  # that are counted at once
-_MOST_COUNTS = 1 << 22  # of permuted speakers that are calibrated at once
-_MOST_SHIFTED_SPEAKERS = 1 << 13  # speakers times shifts, beyond which fewer shifts are drawn from
-_SEED = 8461  # of the shifts: the same for every call
-_LINKABILITY_SHIFTS = 19
+# Utterances are exchanged within neighbourhoods of so many speakers, so that memory is bounded. In
+# larger ones a permuted speaker would keep fewer of the own utterances than one in thirty.
+_MOST_SPEAKERS, _FEWEST_SPEAKERS = 32, 6
+_MOST_ROWS = 1 << 12  # of a neighbourhood of more than the fewest speakers
+_SEED = 8461  # of the permutations: the same for every call
+_LINKABILITY_DRAWS = 19
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,12 @@ class WorstSpeaker:
 
 
 @dataclass(frozen=True, eq=False)
-class _OwnTrials:
-    """What is needed to count the trials of single speakers, and of permuted ones.
+class _SpeakerRows:
+    """Rows of both sides with the place of their speakers among those of these rows.
 
-    ``enrolment_speaker`` ``(A,)`` and ``test_speaker`` ``(B,)``: index among the speakers of these
-    rows. ``first_row`` and ``num_rows`` ``(S,)``: where the enrolment rows of a speaker begin, and
-    how many they are. ``partition`` ``(S,)``; ``label`` ``(S,)``.
+    ``enrolment_speaker`` ``(A,)`` and ``test_speaker`` ``(B,)``. ``first_row`` and ``num_rows``
+    ``(S,)``: where the enrolment rows of a speaker begin, and how many they are. ``partition``
+    ``(S,)``; ``label`` ``(S,)``.
     """
 
     rows: TrialRows
@@ -87,19 +90,19 @@ class _OwnTrials:
         return len(self.label)
 
 
-def _index_speakers(rows: TrialRows) -> _OwnTrials:
-    enrolment, test = rows.enrolment, rows.test
+def _index_speakers(rows: TrialRows) -> _SpeakerRows:
+    enrolment = rows.enrolment
+    test = rows.test
     codes = torch.cat([enrolment.speaker_index, test.speaker_index])
     names, index = codes.unique(return_inverse=True)
     enrolment_speaker, test_speaker = index.split([len(enrolment), len(test)])
     num_rows = count_values(enrolment_speaker, len(names))
-    label = torch.zeros_like(names).scatter(
-        0, index, torch.cat([enrolment.speakers, test.speakers])
-    )
+    labels = torch.cat([enrolment.speakers, test.speakers])
+    label = torch.zeros_like(names).scatter(0, index, labels)
     partition = torch.zeros_like(names)
     if enrolment.groups is not None and test.groups is not None:
         partition = partition.scatter(0, index, torch.cat([enrolment.groups, test.groups]))
-    return _OwnTrials(
+    return _SpeakerRows(
         rows,
         enrolment_speaker,
         test_speaker,
@@ -111,202 +114,286 @@ def _index_speakers(rows: TrialRows) -> _OwnTrials:
     )
 
 
-def mark_own_trials(
-    enrolment: Utterances, test: Utterances, trials: _OwnTrials, columns: slice
-) -> Tensor:
-    """Return which enrolment rows of their own speaker some test rows have trials with, ``(R, U)``.
+@dataclass(frozen=True, eq=False)
+class _Neighbourhood:
+    """Speakers of one partition who exchange their test rows.
 
-    Column u is the enrolment row u of that speaker. Within one side every unordered pair is one
-    trial.
+    ``speakers`` ``(S,)``: their places. ``test_rows`` ``(R,)``: the rows, of which each is a slot
+    of its speaker; ``speaker_of_slot`` ``(R,)`` counts from 0. ``enrolment_rows`` ``(E,)`` of these
+    speakers.
     """
-    speaker = trials.test_speaker[columns]
-    longest = int(trials.num_rows.amax()) if len(trials.num_rows) else 0
-    place = torch.arange(longest, device=speaker.device)
-    is_row = place < trials.num_rows[speaker][:, None]
-    row = (trials.first_row[speaker][:, None] + place).clamp(max=max(0, len(enrolment) - 1))
-    is_own = is_row & (enrolment.ids[row] != test.ids[columns][:, None])
-    if trials.is_same_side:
-        test_row = torch.arange(len(test), device=row.device)[columns]
-        is_own = is_own & (row < test_row[:, None])
-    wanted = trials.rows.condition.target_sessions
-    if wanted != "any" and enrolment.sessions is not None and test.sessions is not None:
-        is_same_session = enrolment.sessions[row] == test.sessions[columns][:, None]
-        is_own = is_own & (is_same_session if wanted == "same" else ~is_same_session)
-    return is_own
+
+    speakers: Tensor
+    test_rows: Tensor
+    speaker_of_slot: Tensor
+    enrolment_rows: Tensor
 
 
-def lay_cells(trials: _OwnTrials, num_cells: int = _CELLS) -> Tensor:
-    """Return the edges between cells of the score axis, fine at both ends; targets and non-targets
-    weigh the same.
+def _split_into_neighbourhoods(of_speakers: _SpeakerRows) -> Iterator[_Neighbourhood]:
+    """Yield speakers of one partition, about equally many at a time."""
+    num_tests = count_values(of_speakers.test_speaker, of_speakers.num_speakers)
+    for name in of_speakers.partition.unique():  # two or three: sexes, data sets
+        members = (of_speakers.partition == name).nonzero().flatten()
+        rows_per_speaker = max(1, int(num_tests[members].sum()) // len(members))
+        most_speakers = min(_MOST_SPEAKERS, max(_FEWEST_SPEAKERS, _MOST_ROWS // rows_per_speaker))
+        num_neighbourhoods = math.ceil(len(members) / most_speakers)
+        for speakers in members.tensor_split(num_neighbourhoods):
+            new_place = torch.full_like(of_speakers.label, -1)
+            new_place[speakers] = torch.arange(len(speakers), device=speakers.device)
+            speaker_of_test = new_place[of_speakers.test_speaker]
+            test_rows = (speaker_of_test >= 0).nonzero().flatten()
+            is_enrolled = new_place[of_speakers.enrolment_speaker] >= 0
+            if len(test_rows):
+                yield _Neighbourhood(
+                    speakers,
+                    test_rows,
+                    speaker_of_test[test_rows],
+                    is_enrolled.nonzero().flatten(),
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class _Units:
+    """What is dealt out as a whole: the test rows of a session, or single rows.
+
+    ``unit_of_slot`` ``(R,)``, ``place_in_unit`` ``(R,)``. ``order`` ``(R,)``: slots unit by unit;
+    ``start`` and ``size`` ``(U,)`` of each unit therein.
     """
-    rows = trials.rows
+
+    unit_of_slot: Tensor
+    place_in_unit: Tensor
+    order: Tensor
+    start: Tensor
+    size: Tensor
+
+    def deal(self, new_unit: Tensor) -> Tensor:
+        """Return the slot whose row comes into each slot, ``(K, R)``, for permuted units ``(K,
+        U)``.
+
+        A shorter unit is repeated.
+        """
+        unit = new_unit[:, self.unit_of_slot]
+        return self.order[self.start[unit] + self.place_in_unit % self.size[unit]]
+
+
+def _find_units(test: Utterances, neighbourhood: _Neighbourhood) -> _Units:
+    num_slots = len(neighbourhood.test_rows)
+    slot = torch.arange(num_slots, device=neighbourhood.test_rows.device)
+    if test.sessions is None:
+        return _Units(slot, torch.zeros_like(slot), slot, slot, torch.ones_like(slot))
+    sessions = test.sessions[neighbourhood.test_rows]
+    columns = torch.stack([neighbourhood.speaker_of_slot, sessions])
+    names, code = columns.unique(dim=1, return_inverse=True)
+    num_units = names.shape[1]
+    # in the order of their first rows, whatever sessions are called
+    first_slot = torch.full((num_units,), num_slots, device=slot.device)
+    first_slot = first_slot.scatter_reduce(0, code, slot, "amin")
+    unit_of_slot = first_slot.argsort().argsort()[code]
+    size = count_values(unit_of_slot, num_units)
+    start = size.cumsum(0) - size
+    order = unit_of_slot.argsort(stable=True)
+    place_in_order = order.argsort()
+    return _Units(unit_of_slot, place_in_order - start[unit_of_slot], order, start, size)
+
+
+def _count_permutations(units: _Units, neighbourhood: _Neighbourhood) -> float:
+    """Return the logarithm of the number of different ways to deal units out to speakers."""
+    num_units = len(units.size)
+    speaker_of_unit = neighbourhood.speaker_of_slot[units.order[units.start]]
+    units_of_speaker = count_values(speaker_of_unit, len(neighbourhood.speakers)).tolist()
+    return math.lgamma(num_units + 1) - sum(math.lgamma(1 + number) for number in units_of_speaker)
+
+
+def _permute_units(num_units: int, num_draws: int, generator: torch.Generator) -> Tensor:
+    """Return units as they are and then ``num_draws`` permutations of them, ``(1 + K, U)``."""
+    # On the host, since every kind of device has random numbers of its own.
+    numbers = torch.rand(num_draws, num_units, generator=generator, dtype=torch.float64)
+    as_they_are = torch.arange(num_units)
+    return torch.cat([as_they_are[None], numbers.argsort(dim=1)])
+
+
+def lay_cells(of_speakers: _SpeakerRows, num_cells: int = _CELLS) -> Tensor:
+    """Return the edges between cells of the score axis, fine at both ends.
+
+    They do not depend on who spoke: edges laid at target scores would tell real targets apart, and
+    not those of permuted speakers.
+    """
+    rows = of_speakers.rows
     stride = max(1, math.ceil(len(rows.enrolment) * len(rows.test) / _SAMPLED_SCORES))
     scores = round_scores(rows.compare(rows.enrolment_rows, rows.test_rows[::stride]))
-    is_target = trials.enrolment_speaker[:, None] == trials.test_speaker[::stride]
+    is_trial = rows.enrolment.ids[:, None] != rows.test.ids[::stride]
+    ordered = scores[is_trial & scores.isfinite()].sort().values
+    if len(ordered) == 0:
+        return scores.new_zeros(1)
     log_odds = torch.linspace(
-        -_EXTREME, _EXTREME, num_cells // 2, dtype=torch.float64, device=scores.device
+        -_EXTREME, _EXTREME, num_cells, dtype=torch.float64, device=scores.device
     )
-    edges = []
-    for scores_of_class in (scores[is_target], scores[~is_target]):
-        ordered = scores_of_class[scores_of_class.isfinite()].sort().values
-        if len(ordered):
-            place = (log_odds.sigmoid() * (len(ordered) - 1)).round().long()
-            edges.append(ordered[place])
-    return torch.cat(edges).unique() if edges else scores.new_zeros(1)
+    place = (log_odds.sigmoid() * (len(ordered) - 1)).round().long()
+    return ordered[place].unique()
 
 
-def rotate_speakers(partition: Tensor, has_rows: Tensor, shifts: Tensor) -> Tensor:
-    """Return for each shift and speaker the speaker so many places further in the same partition,
-    ``(K, S)``.
+@dataclass(frozen=True, eq=False)
+class _CellsOfScores:
+    """Cells of the scores of the test rows of a neighbourhood.
 
-    Speakers without enrolment rows stay where they are.
+    ``by_row`` ``(R, C)``: how many trials with any speaker of the partition fall into each cell.
+    ``own`` ``(R, E)``: the cell of the score with each enrolment row of the neighbourhood, ``C``
+    where both are one recording, which is no trial.
     """
-    new_speaker = torch.arange(len(partition), device=partition.device).repeat(len(shifts), 1)
-    for name in partition.unique():  # two or three: sexes, data sets
-        members = ((partition == name) & has_rows).nonzero().flatten()
-        place = torch.arange(len(members), device=partition.device)
-        new_speaker[:, members] = members[(place + shifts[:, None]) % max(1, len(members))]
-    return new_speaker
+
+    by_row: Tensor
+    own: Tensor
+    num_cells: int
 
 
-def _iterate_test_rows(
-    trials: _OwnTrials, most_rows: int, most_speakers: int
-) -> Iterator[tuple[int, int, slice]]:
-    """Yield the first and the last speaker of adjacent ones, exclusive, and the test rows of
-    these.
-    """
-    ends = count_values(trials.test_speaker, trials.num_speakers).cumsum(0).tolist()
-    first = 0
-    while first < trials.num_speakers:
-        start = ends[first - 1] if first else 0
-        last = first + 1
-        while (
-            last < trials.num_speakers
-            and last - first < most_speakers
-            and ends[last] - start <= most_rows
-        ):
-            last += 1
-        yield first, last, slice(start, ends[last - 1])
-        first = last
-
-
-def _count_block(
-    trials: _OwnTrials,
-    edges: Tensor,
-    partner: Tensor,
-    columns: slice,
-    first_speaker: int,
-    num_speakers: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return counts of some test rows: targets and non-targets ``(S, C)``, permuted targets ``(K,
-    S, C)``.
-    """
-    rows = trials.rows
+def _find_cells(
+    of_speakers: _SpeakerRows, neighbourhood: _Neighbourhood, edges: Tensor
+) -> _CellsOfScores:
+    rows = of_speakers.rows
     num_cells = len(edges) + 1
-    num_shifts = len(partner)
-    device = edges.device
-    targets = torch.zeros(num_speakers * num_cells + 1, dtype=torch.int64, device=device)
-    nontargets = torch.zeros_like(targets)
-    permuted = torch.zeros(
-        num_shifts * num_speakers * num_cells + 1, dtype=torch.int64, device=device
-    )
-    scores = round_scores(rows.compare(rows.enrolment_rows, rows.test_rows[columns]))
-    cell = torch.bucketize(scores.contiguous(), edges, right=True).mT  # (R, A)
-    speaker = trials.test_speaker[columns]
-    local_speaker = speaker - first_speaker
-    slot = cell + (local_speaker * num_cells)[:, None]
-    is_nontarget = trials.enrolment_speaker != speaker[:, None]
-    is_nontarget = is_nontarget & (
-        trials.partition[trials.enrolment_speaker] == trials.partition[speaker][:, None]
-    )
-    add_counts(nontargets, slot.masked_fill(~is_nontarget, len(nontargets) - 1))
+    partition = of_speakers.partition[neighbourhood.speakers[0]]
+    is_in_partition = of_speakers.partition[of_speakers.enrolment_speaker] == partition
+    counts_of_blocks: list[Tensor] = []
+    own_of_blocks: list[Tensor] = []
+    rows_at_once = max(1, _MOST_SCORES // max(1, len(rows.enrolment)))
+    for test_rows in neighbourhood.test_rows.split(rows_at_once):
+        scores = round_scores(rows.compare(rows.enrolment_rows, rows.test_rows[test_rows])).mT
+        cell = torch.bucketize(scores.contiguous(), edges, right=True)
+        is_one_recording = rows.test.ids[test_rows][:, None] == rows.enrolment.ids
+        cell = cell.masked_fill(is_one_recording, num_cells)
+        row = torch.arange(len(test_rows), device=cell.device)[:, None]
+        counts = cell.new_zeros(len(test_rows) * (num_cells + 1))
+        slot = row * (num_cells + 1) + cell.masked_fill(~is_in_partition, num_cells)
+        add_counts(counts, slot)
+        counts_of_blocks.append(counts.view(len(test_rows), -1)[:, :num_cells])
+        own_of_blocks.append(cell[:, neighbourhood.enrolment_rows].to(torch.int16))
+    return _CellsOfScores(torch.cat(counts_of_blocks), torch.cat(own_of_blocks), num_cells)
 
-    is_own = mark_own_trials(rows.enrolment, rows.test, trials, columns)
-    place = torch.arange(is_own.shape[1], device=device)
-    own_row = (trials.first_row[speaker][:, None] + place).clamp(
-        max=max(0, len(rows.enrolment) - 1)
-    )
-    own_slot = slot.gather(1, own_row)
-    add_counts(targets, own_slot.masked_fill(~is_own, len(targets) - 1))
 
-    # The same trials against another speaker's rows, cyclic where that speaker has fewer.
-    other = partner[:, speaker]  # (K, R)
-    is_moved = (other != speaker) & (trials.num_rows[other] > 0)
-    other_row = (
-        trials.first_row[other][..., None] + place % trials.num_rows[other].clamp(min=1)[..., None]
-    )
-    other_row = other_row.clamp(max=max(0, len(rows.enrolment) - 1))
-    shift = torch.arange(num_shifts, device=device)[:, None, None]
-    other_slot = slot.expand(num_shifts, -1, -1).gather(2, other_row) + shift * (
-        num_speakers * num_cells
-    )
-    is_used = is_own & is_moved[..., None]
-    add_counts(permuted, other_slot.masked_fill(~is_used, len(permuted) - 1))
-    return (
-        targets[:-1].view(num_speakers, num_cells),
-        nontargets[:-1].view(num_speakers, num_cells),
-        permuted[:-1].view(num_shifts, num_speakers, num_cells),
-    )
+@dataclass(frozen=True, eq=False)
+class _SlotTrials:
+    """The enrolment rows of the speaker of every slot, padded to ``U``.
+
+    ``enrolment`` ``(R, U)``: place among the enrolment rows of the neighbourhood. ``is_row``
+    ``(R, U)``: not padding; ``is_trial``: those that the slot has a trial with.
+    """
+
+    enrolment: Tensor
+    is_row: Tensor
+    is_trial: Tensor
+
+
+def _find_slot_trials(of_speakers: _SpeakerRows, neighbourhood: _Neighbourhood) -> _SlotTrials:
+    """Return the target trials of every slot; within one side each unordered pair is one trial."""
+    enrolment = of_speakers.rows.enrolment
+    test = of_speakers.rows.test
+    test_rows = neighbourhood.test_rows
+    speaker = neighbourhood.speakers[neighbourhood.speaker_of_slot]
+    num_rows = of_speakers.num_rows[speaker][:, None]
+    longest = int(num_rows.amax())
+    place = torch.arange(longest, device=speaker.device)
+    is_row = place < num_rows
+    row = of_speakers.first_row[speaker][:, None] + place
+    row = row.clamp(max=max(0, len(enrolment) - 1))
+    is_trial = is_row & (enrolment.ids[row] != test.ids[test_rows][:, None])
+    if of_speakers.is_same_side:
+        is_trial = is_trial & (row < test_rows[:, None])
+    wanted = of_speakers.rows.condition.target_sessions
+    if wanted != "any" and enrolment.sessions is not None and test.sessions is not None:
+        is_same_session = enrolment.sessions[row] == test.sessions[test_rows][:, None]
+        is_trial = is_trial & (is_same_session if wanted == "same" else ~is_same_session)
+    place_of_row = torch.zeros(len(enrolment), dtype=torch.int64, device=row.device)
+    num_enrolled = len(neighbourhood.enrolment_rows)
+    place_of_row[neighbourhood.enrolment_rows] = torch.arange(num_enrolled, device=row.device)
+    return _SlotTrials(place_of_row[row].masked_fill(~is_row, 0), is_row, is_trial)
+
+
+def _count_dealt(
+    cells: _CellsOfScores,
+    trials: _SlotTrials,
+    neighbourhood: _Neighbourhood,
+    slot_of_slot: Tensor,
+    is_same_side: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return counts of targets and of non-targets by cell, ``(K, S, C)`` each.
+
+    ``slot_of_slot`` ``(K, R)``: the slot whose row comes into each slot. Enrolment rows stay with
+    their speaker, but within one side they are the same rows and are dealt out as well.
+    """
+    num_draws = len(slot_of_slot)
+    num_speakers = len(neighbourhood.speakers)
+    num_columns = cells.num_cells + 1  # the last one holds what is not counted
+    device = cells.own.device
+    enrolment = trials.enrolment.expand(num_draws, -1, -1)
+    if is_same_side:
+        enrolment = slot_of_slot[:, trials.enrolment]
+    cell = cells.own[slot_of_slot[..., None], enrolment].long()  # (K, R, U)
+    draw = torch.arange(num_draws, device=device)[:, None]
+    first_cell = (draw * num_speakers + neighbourhood.speaker_of_slot) * num_columns
+    unused = cells.num_cells
+    size = num_draws * num_speakers * num_columns
+    targets = torch.zeros(size, dtype=torch.int64, device=device)
+    own_speaker = torch.zeros_like(targets)
+    add_counts(targets, first_cell[..., None] + cell.masked_fill(~trials.is_trial, unused))
+    add_counts(own_speaker, first_cell[..., None] + cell.masked_fill(~trials.is_row, unused))
+    every_speaker = cells.by_row.new_zeros(num_draws, num_speakers, cells.num_cells)
+    every_speaker.index_add_(1, neighbourhood.speaker_of_slot, cells.by_row[slot_of_slot])
+    shape = (num_draws, num_speakers, num_columns)
+    nontargets = every_speaker - own_speaker.view(shape)[..., : cells.num_cells]
+    # A unit that was repeated takes its trials away twice.
+    return targets.view(shape)[..., : cells.num_cells], nontargets.clamp(min=0)
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """Trials of some speakers by cell of the score axis: as they are, and then permuted.
+
+    ``speakers`` ``(S,)``; ``targets`` and ``nontargets`` ``(1 + K, S, C)``.
+    """
+
+    speakers: Tensor
+    targets: Tensor
+    nontargets: Tensor
+    log_permutations: float
 
 
 def _count_speakers(
-    trials: _OwnTrials, edges: Tensor, shifts: Sequence[int]
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-    """Yield adjacent speakers and their counts: targets, non-targets ``(S, C)``, permuted targets
-    ``(K, S, C)``.
-    """
-    has_rows = trials.num_rows > 0
-    partner = rotate_speakers(
-        trials.partition, has_rows, torch.tensor(shifts, device=has_rows.device)
-    )
-    longest = max(1, int(trials.num_rows.amax()))
-    per_row = max(1, len(trials.rows.enrolment), len(shifts) * longest)
-    most_rows = max(1, _MOST_SCORES // per_row)
-    most_speakers = max(1, _MOST_COUNTS // (len(shifts) * (len(edges) + 1)))
-    for first, last, columns in _iterate_test_rows(trials, most_rows, most_speakers):
-        counts: tuple[Tensor, Tensor, Tensor] | None = None
-        for start in range(columns.start, max(columns.stop, columns.start + 1), most_rows):
-            block = slice(start, min(start + most_rows, columns.stop))
-            counted = _count_block(trials, edges, partner, block, first, last - first)
-            if counts is None:
-                counts = counted
-            else:
-                counts = (counts[0] + counted[0], counts[1] + counted[1], counts[2] + counted[2])
-        if counts is not None:
-            yield slice(first, last), *counts
+    of_speakers: _SpeakerRows, edges: Tensor, num_draws: int, seed: int
+) -> Iterator[_Counts]:
+    """Yield the counts of some speakers after the other."""
+    generator = torch.Generator().manual_seed(seed)
+    for neighbourhood in _split_into_neighbourhoods(of_speakers):
+        units = _find_units(of_speakers.rows.test, neighbourhood)
+        new_unit = _permute_units(len(units.size), num_draws, generator)
+        slot_of_slot = units.deal(new_unit.to(edges.device))
+        trials = _find_slot_trials(of_speakers, neighbourhood)
+        cells = _find_cells(of_speakers, neighbourhood, edges)
+        entries_of_draw = len(units.order) * max(trials.enrolment.shape[1], cells.num_cells)
+        draws_at_once = max(1, _MOST_SCORES // entries_of_draw)
+        targets: list[Tensor] = []
+        nontargets: list[Tensor] = []
+        for some_draws in slot_of_slot.split(draws_at_once):
+            counted = _count_dealt(
+                cells, trials, neighbourhood, some_draws, of_speakers.is_same_side
+            )
+            targets.append(counted[0])
+            nontargets.append(counted[1])
+        yield _Counts(
+            neighbourhood.speakers,
+            torch.cat(targets),
+            torch.cat(nontargets),
+            _count_permutations(units, neighbourhood),
+        )
 
 
 def _better_sign_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return D_ECE of counts ``(..., C)`` by cell, for scores or for negated scores: the larger
-    one.
-    """
+    """Return the larger D_ECE of scores and of negated scores, for counts ``(..., C)`` by cell."""
+    is_used = (targets + nontargets).flatten(0, -2).sum(0) > 0
+    targets = widen(targets[..., is_used])
+    nontargets = widen(nontargets[..., is_used])
     both_targets = torch.stack([targets, targets.flip(-1)])
     both_nontargets = torch.stack([nontargets, nontargets.flip(-1)])
     return expected_disclosure(Steps(targets.new_empty(0), both_targets, both_nontargets)).amax(0)
-
-
-def _drop_empty_cells(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
-    is_used = (targets + nontargets).flatten(0, -2).sum(0) > 0
-    return targets[..., is_used], nontargets[..., is_used]
-
-
-def _measure_speakers(trials: _OwnTrials, shifts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the disclosure of each speaker's trials, ``(S,)``, and of the permuted ones by shift,
-    ``(K, S)``.
-    """
-    edges = lay_cells(trials)
-    own = edges.new_full((trials.num_speakers,), torch.nan, dtype=torch.float64)
-    permuted = edges.new_full((len(shifts), trials.num_speakers), torch.nan, dtype=torch.float64)
-    for speakers, targets, nontargets, permuted_targets in _count_speakers(trials, edges, shifts):
-        # Permuted targets are also among the non-targets of this speaker: count them once.
-        others = (nontargets - permuted_targets).clamp(min=0)
-        every_target = torch.cat([targets[None], permuted_targets])
-        every_nontarget = torch.cat([nontargets[None], others])
-        every_target, every_nontarget = _drop_empty_cells(every_target, every_nontarget)
-        values = _better_sign_disclosure(widen(every_target), widen(every_nontarget)).to(own.dtype)
-        own[speakers] = values[0]
-        permuted[:, speakers] = values[1:]
-    return own, permuted
 
 
 def find_worst_speaker(
@@ -323,86 +410,65 @@ def find_worst_speaker(
         :class:`WorstSpeaker`; NaN where no speaker has trials of both kinds, and chance and p are
         NaN for fewer than 20 different permutations.
     """
+    # As the speakers are, and then permuted.
+    largest_by_draw = torch.full((1 + DRAWS,), -torch.inf, dtype=torch.float64, device="cpu")
     disclosure = torch.full((len(labels),), -torch.inf, dtype=torch.float64, device="cpu")
-    largest_by_draw = torch.full((DRAWS,), -torch.inf, dtype=torch.float64, device="cpu")
-    drawn_shifts: list[Tensor] = []
+    log_permutations = 0.0
     for folds in rows_by_condition:
-        for index, rows in enumerate(folds):
+        log_permutations_of_condition = 0.0
+        for fold, rows in enumerate(folds):
             if len(rows.enrolment) == 0 or len(rows.test) == 0:
                 continue
             if not bool(rows.enrolment_rows.isfinite().all() & rows.test_rows.isfinite().all()):
-                return WorstSpeaker(
-                    math.nan, -1, math.nan, math.nan, torch.full_like(disclosure, torch.nan)
-                )
-            trials = _index_speakers(rows)
-            shift_of_draw = _draw_shifts(trials, seed=_SEED + index)  # (DRAWS, partitions)
-            drawn_shifts.append(shift_of_draw)
-            shifts, column_of_draw = shift_of_draw.unique(return_inverse=True)
-            own, permuted = _measure_speakers(trials, shifts.tolist())
-            place = torch.searchsorted(labels.cpu(), trials.label.cpu())
-            disclosure[place] = torch.maximum(disclosure[place], own.cpu().nan_to_num(-torch.inf))
-            column = column_of_draw[:, trials.partition.cpu()]  # (DRAWS, S)
-            of_draw = permuted.cpu().nan_to_num(-torch.inf).gather(0, column)
-            largest_by_draw = torch.maximum(largest_by_draw, of_draw.amax(1))
+                undefined = torch.full_like(disclosure, torch.nan)
+                return WorstSpeaker(math.nan, -1, math.nan, math.nan, undefined)
+            of_speakers = _index_speakers(rows)
+            edges = lay_cells(of_speakers)
+            # The same permutations in every condition.
+            for counts in _count_speakers(of_speakers, edges, DRAWS, _SEED + fold):
+                values = _better_sign_disclosure(counts.targets, counts.nontargets)
+                values = values.cpu().nan_to_num(-torch.inf)
+                speaker_labels = of_speakers.label[counts.speakers].cpu()
+                place = torch.searchsorted(labels.cpu(), speaker_labels)
+                disclosure[place] = torch.maximum(disclosure[place], values[0])
+                largest_by_draw = torch.maximum(largest_by_draw, values.amax(1))
+                log_permutations_of_condition += counts.log_permutations
+        log_permutations = max(log_permutations, log_permutations_of_condition)
     by_speaker = torch.where(disclosure.isfinite(), disclosure, torch.nan)
     if not bool(disclosure.isfinite().any()):
         return WorstSpeaker(math.nan, -1, math.nan, math.nan, by_speaker)
     value, worst_place = disclosure.max(0)
-    num_distinct = len(torch.cat(drawn_shifts, dim=1).unique(dim=0))
     chance = p = math.nan
-    if num_distinct >= FEWEST_DRAWS and bool(largest_by_draw.isfinite().all()):
-        chance = float(largest_by_draw.mean())
+    by_chance = largest_by_draw[1:]
+    if log_permutations >= math.log(FEWEST_PERMUTATIONS) and bool(by_chance.isfinite().all()):
+        chance = float(by_chance.mean())
         # Rounding of equal disclosures must not decide.
-        num_as_large = int((largest_by_draw >= value - 1e-9).sum())
+        num_as_large = int((by_chance >= value - 1e-9).sum())
         p = (1 + num_as_large) / (DRAWS + 1)
     return WorstSpeaker(float(value), int(worst_place), chance, p, by_speaker)
-
-
-def _draw_shifts(trials: _OwnTrials, seed: int) -> Tensor:
-    """Return the shift of each partition in every draw, ``(DRAWS, partitions)``; 0 where nobody can
-    be moved.
-
-    A fold has the same shifts in every condition.
-    """
-    partition = trials.partition.cpu()
-    has_rows = (trials.num_rows > 0).cpu()
-    num_partitions = int(partition.amax()) + 1
-    # On the host, since every kind of device has random numbers of its own.
-    generator = torch.Generator().manual_seed(seed)
-    numbers = torch.rand(
-        DRAWS, num_partitions, generator=generator, dtype=torch.float64, device="cpu"
-    )
-    shifts = torch.zeros(DRAWS, num_partitions, dtype=torch.int64, device="cpu")
-    most_shifts = max(FEWEST_DRAWS, _MOST_SHIFTED_SPEAKERS // max(1, trials.num_speakers))
-    for index in range(num_partitions):  # two or three: sexes, data sets
-        num_members = int(((partition == index) & has_rows).sum())
-        num_shifts = min(num_members - 1, most_shifts)
-        if num_shifts > 0:
-            choice = (numbers[:, index] * num_shifts).long()
-            shifts[:, index] = 1 + choice * (num_members - 1) // num_shifts
-    return shifts
 
 
 def linkability_by_chance(rows: TrialRows, edges: Tensor) -> Tensor:
     """Return the linkability with speakers permuted, the mean over permutations; ``edges`` of its
     bins ``(99,)``.
     """
+    undefined = torch.full((), torch.nan, dtype=torch.float64, device=edges.device)
     if bool(edges[0].isnan()) or len(rows.enrolment) == 0 or len(rows.test) == 0:
-        return torch.full((), torch.nan, dtype=torch.float64, device=edges.device)
-    trials = _index_speakers(rows)
-    num_shifts = min(
-        _LINKABILITY_SHIFTS, int(count_values(trials.partition, len(trials.label)).amax()) - 1
-    )
-    if num_shifts < 1:
-        return torch.full((), torch.nan, dtype=torch.float64, device=edges.device)
-    shifts = list(range(1, num_shifts + 1))
+        return undefined
+    of_speakers = _index_speakers(rows)
     bin_edges = edges[edges.isfinite()].to(rows.enrolment_rows.dtype)
-    nontargets = torch.zeros(len(bin_edges) + 1, dtype=torch.int64, device=edges.device)
-    targets = torch.zeros(num_shifts, len(bin_edges) + 1, dtype=torch.int64, device=edges.device)
-    for _, _, other, permuted in _count_speakers(trials, bin_edges, shifts):
-        nontargets = nontargets + other.sum(0)
-        targets = targets + permuted.sum(1)
-    counts = torch.stack([widen(nontargets).expand(num_shifts, -1), widen(targets)])
-    padding = 1 + len(edges) - counts.shape[-1]
-    value: Tensor = linkability_of_bins(pad(counts, (0, padding))).nanmean()
+    nontargets = torch.zeros(
+        1 + _LINKABILITY_DRAWS, len(bin_edges) + 1, dtype=torch.int64, device=edges.device
+    )
+    targets = torch.zeros_like(nontargets)
+    has_permutations = False
+    for counts in _count_speakers(of_speakers, bin_edges, _LINKABILITY_DRAWS, _SEED):
+        targets = targets + counts.targets.sum(1)
+        nontargets = nontargets + counts.nontargets.sum(1)
+        has_permutations = has_permutations or counts.log_permutations > 0
+    if not has_permutations:
+        return undefined
+    counts_by_class = torch.stack([widen(nontargets[1:]), widen(targets[1:])])
+    padding = 1 + len(edges) - counts_by_class.shape[-1]
+    value: Tensor = linkability_of_bins(pad(counts_by_class, (0, padding))).nanmean()
     return value
