@@ -229,7 +229,8 @@ def lay_cells(of_speakers: _SpeakerRows, num_cells: int = _CELLS) -> Tensor:
         -_EXTREME, _EXTREME, num_cells, dtype=torch.float64, device=scores.device
     )
     place = (log_odds.sigmoid() * (len(ordered) - 1)).round().long()
-    return ordered[place].unique()
+    edges: Tensor = ordered[place].unique()
+    return edges
 
 
 @dataclass(frozen=True, eq=False)
