@@ -92,7 +92,7 @@ class LearnsFromFurtherSpeakers:
         if self.validate_args:
             check_finite_embeddings(original_rows, protected_rows)
         self._raise_if_synced()
-        self._add_observed(measure_moments(original_rows, protected_rows, labels))
+        self._add_observed(measure_moments(original_rows, protected_rows, labels, encoders))
         self._latest_encoders = encoders
         self._computed = None
 

@@ -213,7 +213,7 @@ class AttackFeatures:
                 if (has_pairs or needs != PAIRS) and (sets is pooled or is_linear):
                     self._fit_attack(attack, sets, AttackName(attack_name(attack) + source, needs))
         if observed is not None:
-            self._fit_on_observed(attacks, observed)
+            self._fit_on_observed(attacks, observed, pooled if has_pairs else None)
 
     def _fit_attack(self, attack: Any, sets: TrainingSets, label: AttackName) -> None:
         if not has_builtin_fit(attack):
@@ -235,13 +235,20 @@ class AttackFeatures:
                 FittedAttack(attack, label, solution, sets.num_sets, len(attack.settings))
             )
 
-    def _fit_on_observed(self, attacks: Sequence[Any], observed: MomentSums) -> None:
-        statistics = observed.statistics()
+    def _fit_on_observed(
+        self, attacks: Sequence[Any], observed: MomentSums, pooled: TrainingSets | None
+    ) -> None:
+        """Fit attacks on observed pairs, together with those of the other folds where there are
+        any.
+        """
+        statistics = observed.statistics() if pooled is None else pooled.statistics_with(observed)
         for attack in attacks:
             if learns_from_moments(attack):
                 label = AttackName(attack_name(attack) + _FITTED_ON[2], attack.needs)
                 solution = attack.solve_statistics(statistics, attack.settings)
-                self.fitted.append(FittedAttack(attack, label, solution, 1, len(attack.settings)))
+                num_settings = len(attack.settings)
+                num_sets = len(statistics.pp)
+                self.fitted.append(FittedAttack(attack, label, solution, num_sets, num_settings))
 
     def _pair_rows(self) -> tuple[Tensor | None, Tensor, Tensor]:
         """Return original and protected rows of the same recordings, and their speakers.

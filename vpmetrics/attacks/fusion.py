@@ -125,8 +125,9 @@ class ReportedAttack(NamedTuple):
 class LearningCurve(NamedTuple):
     """D_ECE by the number of speakers that attacks are fitted on.
 
-    ``limit``: ``a`` of ``a + b / n`` through half and all of ``n`` speakers, at least the value of
-    all; NaN where that is within chance, or for fewer than 32 speakers.
+    ``limit``: ``a`` of ``a + b / n`` through half of the ``n`` speakers of the other folds and all
+    that attacks are fitted on, observed ones included; at least the value of all; NaN where that is
+    within chance, or for fewer than 32 speakers.
     """
 
     num_speakers: int
@@ -250,8 +251,12 @@ class FusedAttacker:
         self.data = self._encoders[0]
         self.attacks, self.conditions = append_plain_attack(attacks), tuple(conditions)
         self.processes, self.enrolment = data.processes, enrolment
-        # moments of one encoder say nothing about another
-        self._observed = observed if count == 1 else None
+        self._observed = observed
+        self._observed_by_encoder: list[MomentSums | None] = [observed] * count
+        if observed is not None and count > 1:
+            self._observed_by_encoder = [
+                observed.of_encoder(data.encoders, index) for index in range(count)
+            ]
         self.folds = assign_folds(self.data)
         self._all_encoders, self._half = data, half
         self._is_fitted_on = torch.ones_like(self.folds.code, dtype=torch.bool)
@@ -297,32 +302,33 @@ class FusedAttacker:
         """Return what the attacker learns from half of the speakers and from all, and the limit of
         many speakers.
 
-        Maps and weights are fitted again on either half of the speakers of the other folds; the
-        attacked trials stay the same. See :class:`LearningCurve`.
+        Maps and weights are fitted again on either half of the speakers of the other folds, without
+        what was observed; the attacked trials stay the same. See :class:`LearningCurve`.
         """
         value = result.measures["d_ece_strongest"]
         undefined = torch.full_like(value, torch.nan)
-        number = self.folds.fewest_training_speakers
+        number = self.num_fitted_speakers
+        few = self.folds.fewest_training_speakers // 2
         if number < _FEWEST_FOR_LIMIT or bool(value.isnan()):
             return LearningCurve(number, undefined, value, undefined)
-        halves = []
-        for half in (0, 1):
+        from_halves = []
+        halves: tuple[Literal[0], Literal[1]] = (0, 1)
+        for half in halves:
             attacker = FusedAttacker(
                 self._all_encoders,
                 self.attacks,
                 [condition],
-                self._observed,
-                self.enrolment,
-                0 if half == 0 else 1,
+                observed=None,
+                enrolment=self.enrolment,
+                half=half,
             )
-            halves.append(attacker.result(condition, plain=plain).measures["d_ece_strongest"])
-        from_half = torch.stack(halves).mean()
-        # D(n) = a + b / n for half and all of the speakers.
-        limit = (2 * value - from_half).clamp(max=FULL_DISCLOSURE)
-        limit = torch.maximum(limit, value)
-        return LearningCurve(
-            number, from_half, value, torch.where(value > result.chance, limit, torch.nan)
-        )
+            from_halves.append(attacker.result(condition, plain=plain).measures["d_ece_strongest"])
+        from_half = torch.stack(from_halves).mean()
+        # D(n) = a + b / n for few and all of the speakers: a = (n D(n) - m D(m)) / (n - m).
+        limit = (number * value - few * from_half) / (number - few)
+        limit = torch.maximum(limit.clamp(max=FULL_DISCLOSURE), value)
+        limit = torch.where(value > result.chance, limit, torch.nan)
+        return LearningCurve(number, from_half, value, limit)
 
     def fused_folds(self, condition: Condition, result: FusedResult) -> list[FusedFold]:
         """Return the utterances of each fold, with what the chosen branch compares; an empty list
@@ -342,6 +348,14 @@ class FusedAttacker:
         return folds
 
     @cached_property
+    def num_fitted_speakers(self) -> int:
+        """How many speakers the attack of a fold is fitted on, at least, observed ones included."""
+        number = self.folds.fewest_training_speakers
+        if self._observed is not None:
+            number += int((~torch.isin(self._observed.names, self.data.speakers)).sum())
+        return number
+
+    @cached_property
     def _is_finite(self) -> bool:
         given = list(self._observed or ())
         for data in self._encoders:
@@ -351,15 +365,18 @@ class FusedAttacker:
     @cached_property
     def _features(self) -> list[AttackFeatures]:
         features = []
-        settings = (
-            self.attacks,
-            self.conditions,
-            self._observed,
-            self.enrolment,
-            self._is_fitted_on,
-        )
-        for data, name in zip(self._encoders, self._encoder_names, strict=True):
-            of_encoder = AttackFeatures(data, self.folds, *settings)
+        for data, name, observed in zip(
+            self._encoders, self._encoder_names, self._observed_by_encoder, strict=True
+        ):
+            of_encoder = AttackFeatures(
+                data,
+                self.folds,
+                self.attacks,
+                self.conditions,
+                observed,
+                self.enrolment,
+                self._is_fitted_on,
+            )
             of_encoder.name_encoder(name)
             features.append(of_encoder)
         return features
@@ -747,7 +764,7 @@ class FusedAttacker:
         return FusedResult(
             measures=measures,
             chance=chance.amax(),
-            num_fitted_speakers=torch.full_like(d_ece[0], self.folds.fewest_training_speakers),
+            num_fitted_speakers=torch.full_like(d_ece[0], self.num_fitted_speakers),
             by_profile=dict(zip(PROFILE_KEYS, by_profile, strict=True)),
             profile=None if is_plain else best_profile,
             plain_encoder=best_plain // 2,

@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._util.dtypes import wide_dtype, widen
 from vpmetrics._utterances.conditions import SideName
+from vpmetrics._utterances.encoders import Encoder
 
 T = TypeVar("T")
 
@@ -331,6 +332,25 @@ class TrainingSets(ValueCache):
             key, lambda: PairStatistics(self._sum_pairs(view, is_original_squared))
         )
 
+    def statistics_with(self, observed: MomentSums) -> PairStatistics:
+        """Return means and covariances of the pairs of every training set and of observed pairs.
+
+        Rows have unit length and are not centred before: the moments of centred rows of unit
+        length do not follow from those of rows.
+        """
+        own = self._sum_pairs(UNIT, is_original_squared=False)
+        width = self.protected.shape[1]
+        counts = observed.counts.expand(self.num_sets, -1)
+        speaker_sums = observed.sums[:, width:].expand(self.num_sets, -1, -1)
+        return PairStatistics(
+            PairSums(
+                counts=torch.cat([own.counts, counts], dim=1),
+                sums=own.sums + observed.sums.sum(0),
+                products=own.products + observed.products,
+                speaker_sums=torch.cat([own.speaker_sums, speaker_sums], dim=1),
+            )
+        )
+
     def _sum_pairs(self, view: RowNormalisation, is_original_squared: bool) -> PairSums:
         width = self.protected.shape[1]
         counts = self.protected.new_zeros(self.num_sets, self.num_speakers)
@@ -392,17 +412,36 @@ class MomentSums(NamedTuple):
         )
         return PairStatistics(pairs)
 
+    def of_encoder(self, encoders: Sequence[Encoder], index: int) -> MomentSums:
+        """Return the moments of the embeddings of one of several encoders, side by side."""
+        width = self.sums.shape[1] // 2
+        start = sum(encoder.width for encoder in encoders[:index])
+        columns = torch.arange(start, start + encoders[index].width, device=self.sums.device)
+        columns = torch.cat([columns, width + columns])  # of both sides
+        return MomentSums(
+            names=self.names,
+            counts=self.counts,
+            sums=self.sums[:, columns],
+            products=self.products[columns][:, columns],
+        )
 
-def measure_moments(original: Tensor, protected: Tensor, speakers: Tensor) -> MomentSums:
-    """Return the moments of pairs ``(B, D)``."""
+
+def measure_moments(
+    original: Tensor, protected: Tensor, speakers: Tensor, encoders: Sequence[Encoder]
+) -> MomentSums:
+    """Return the moments of pairs ``(B, D)``, whose columns are the embeddings of some encoders."""
     names, index, counts = speakers.to(torch.int64).unique(return_inverse=True, return_counts=True)
-    wide, width = wide_dtype(original.device), original.shape[1]
+    widths = [encoder.width for encoder in encoders]
+    width = original.shape[1]
+    wide = wide_dtype(original.device)
     sums = torch.zeros(len(names), 2 * width, dtype=wide, device=original.device)
     products = sums.new_zeros(2 * width, 2 * width)
     for some in torch.arange(len(original), device=original.device).split(_ROWS_AT_ONCE):
-        rows = torch.cat(
-            [unit_rows(original[some].detach()), unit_rows(protected[some].detach())], dim=1
-        )
+        embeddings = [
+            *original[some].detach().split(widths, dim=1),
+            *protected[some].detach().split(widths, dim=1),
+        ]
+        rows = torch.cat([unit_rows(side) for side in embeddings], dim=1)
         sums.index_add_(0, index[some], rows)
         products += rows.T @ rows
     return MomentSums(names, counts.to(wide), sums, products)
