@@ -38,6 +38,15 @@ _READS = {
 }
 
 
+def without_values(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same shape and dtype on the meta device: whoever reads a value raises.
+
+    Fake tensors see as much, but torch 2.13 frees their storage twice where the garbage collector
+    finds them, as it finds those that a metric holds, and the process ends.
+    """
+    return torch.empty_like(tensor, device="meta")
+
+
 class DeviceWatch(TorchFunctionMode):
     """Notes every factory of the library that is called without a device, and counts the reads of
     the host.

@@ -23,7 +23,8 @@ from cases import (
     mapped,
     updated,
 )
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from device_modes import DeviceWatch, without_values
+from faults import FailsAt
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics import MetricCollection
@@ -184,18 +185,15 @@ def test_autocast_and_inference_mode_change_nothing(case):
 
 @each_case
 def test_update_stays_on_the_device_and_reads_no_value(case):
-    # Fake tensors raise where devices mix or a value is read, so this needs neither an accelerator
-    # nor a compiler.
-    with FakeTensorMode():
-        with torch.device("cuda"):
-            metric = case.metric(validate_args=False)
-        for batch in case.batches():
-            metric.update(
-                **mapped(batch, lambda v: torch.empty(v.shape, dtype=v.dtype, device="cuda"))
-            )
-        assert {tensor.device.type for tensor in tree_leaves(metric.metric_state)} == {"cuda"}
-        with pytest.raises(DataDependentOutputException):  # of a check of values
-            case.metric(validate_args=True).update(**batch)
+    # Meta tensors raise where a value is read, and where a tensor of another device joins.
+    batches = [mapped(batch, without_values) for batch in case.batches()]
+    metric = case.metric(validate_args=False).to("meta")
+    with DeviceWatch() as watch:
+        feed(metric, batches)
+    assert watch.without_device == set()
+    assert {tensor.device.type for tensor in tree_leaves(metric.metric_state)} == {"meta"}
+    with pytest.raises(NotImplementedError, match="no data"):  # of a check of values
+        case.metric(validate_args=True).to("meta").update(**batches[0])
 
 
 @each_case
@@ -460,21 +458,6 @@ def test_only_metrics_with_the_same_settings_merge(one, other):
     assert_same(first.metric_state, before)
 
 
-class FailsAt(TorchDispatchMode):
-    """Stands for a device that runs out of memory at one of the operations."""
-
-    def __init__(self, failing=None):
-        super().__init__()
-        self.calls = 0
-        self.failing = failing
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += 1
-        if self.calls == self.failing:
-            raise torch.OutOfMemoryError("no memory")
-        return func(*args, **(kwargs or {}))
-
-
 @each_case
 def test_a_batch_is_stored_whole_or_not_at_all(case):
     """Wherever an operation of ``update`` fails, nothing of the batch is left."""
@@ -489,20 +472,20 @@ def test_bins_are_stored_whole_or_not_at_all():
 
 
 def _assert_stored_whole(make, batches):
-    metric = make()
-    metric.update(**batches[0])
+    metric = feed(make(), batches[:1])
     before = copy.deepcopy(metric.metric_state)
-    other = feed(make(), batches[:1])
     with FailsAt() as counted:
-        other.update(**batches[1])
-    for failing in range(1, counted.calls + 1):
-        with pytest.raises(torch.OutOfMemoryError), FailsAt(failing):
+        feed(make(), batches[:1]).update(**batches[1])
+    with FailsAt() as counted_of_first:
+        feed(make(), batches[:1])
+    num_calls = counted.calls - counted_of_first.calls
+    for failing in range(1, num_calls + 1):
+        error = (torch.OutOfMemoryError, KeyboardInterrupt)[failing % 2]
+        with pytest.raises(error), FailsAt(failing, error):
             metric.update(**batches[1])
         assert_same(metric.metric_state, before)
     metric.update(**batches[1])
-    expected = make()
-    feed(expected, batches[:2])
-    assert_same(metric.metric_state, expected.metric_state)
+    assert_same(metric.metric_state, feed(make(), batches[:2]).metric_state)
 
 
 @pytest.mark.parametrize(

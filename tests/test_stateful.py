@@ -10,9 +10,9 @@ import warnings
 import pytest
 import torch
 from cases import CASES, assert_same, feed
+from faults import FailsAt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import vpmetrics as vp
 
@@ -42,20 +42,6 @@ STEPS = (
 )
 
 
-class Interrupts(TorchDispatchMode):
-    """Raises at one of the operations, as Ctrl-C or a full memory does."""
-
-    def __init__(self, operation):
-        super().__init__()
-        self.left = operation
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-        return func(*args, **(kwargs or {}))
-
-
 def load_into_another(metric, make):
     """A new metric with the saved states."""
     metric.persistent(True)
@@ -79,7 +65,7 @@ def take_step(metric, make, name, batch, number):
         return REPLACED_BY[name](metric, make), False
     if name == "interrupt":
         try:
-            with Interrupts(1 + number):
+            with FailsAt(1 + number, KeyboardInterrupt):
                 metric.update(**batch)
         except KeyboardInterrupt:
             return metric, False
