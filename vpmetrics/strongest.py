@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._scores.registry import FAMILIES, add_interval_keys, scalar_key
-from vpmetrics._util.distributed import gather_objects
+from vpmetrics._util.distributed import exchange_error, gather_objects
 from vpmetrics._util.validation import (
     check_choice,
     check_embeddings,
@@ -132,7 +132,9 @@ class LearnsFromFurtherSpeakers:
         from vpmetrics.attacks.fusion import FusedAttacker
 
         gathered: list[Any] = [self._observed]
-        if self._find_processes().world_size > 1:
+        processes = self._find_processes()
+        if processes.world_size > 1:
+            exchange_error(None, processes, self.device)
             on_host = None if self._observed is None else [part.cpu() for part in self._observed]
             gathered = gather_objects(on_host, self.process_group)
         device = data.speakers.device

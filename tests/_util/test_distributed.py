@@ -171,6 +171,7 @@ def _unlike_ranks(rank, world, path):
         widths.compute(), compute(alike, torch.eye(6), torch.ones(6, 6), torch.arange(6) // 2)
     )
     _a_rank_that_raises(rank)
+    _an_interrupted_rank(rank)
     _a_scoring_that_raises(rank)
     _names_of_all_ranks(rank)
     distributed.destroy_process_group()
@@ -200,6 +201,22 @@ def _a_rank_that_raises(rank):
     assert torch.isfinite(metric.compute())
 
 
+def _an_interrupted_rank(rank):
+    metric = vp.Cllr()
+    metric.update(**TRIALS)
+
+    def interrupt():
+        if rank == 1:
+            raise KeyboardInterrupt
+        return torch.zeros(())
+
+    error = KeyboardInterrupt if rank == 1 else RankError
+    with pytest.raises(error, match="" if rank == 1 else "Rank 1 .* raised KeyboardInterrupt"):
+        metric._wrap_compute(interrupt)()
+    assert not metric._is_synced
+    assert torch.isfinite(metric.compute())
+
+
 def _a_scoring_that_raises(rank):
     rows = voices()
 
@@ -208,15 +225,14 @@ def _a_scoring_that_raises(rank):
             raise LookupError("a scoring of one rank")
         return a @ b.mT
 
-    metric = vp.DeIdentification(scoring=scoring)
-    metric.update(**{key: column[rank::2] for key, column in rows.items() if key in ROWS})
-    error, message = (
-        (LookupError, "of one rank")
-        if rank == 1
-        else (RankError, "Rank 1 .* LookupError: a scoring of one")
-    )
-    with pytest.raises(error, match=message):
-        metric.compute()
+    error, message = LookupError, "a scoring of one rank"
+    if rank == 0:
+        error, message = RankError, f"Rank 1 .* LookupError: {message}"
+    attacked = vp.VoicePrivacy(scoring=scoring, attacks=[Plain()], metrics=["op_d_ece_strongest"])
+    for metric in (vp.DeIdentification(scoring=scoring), attacked):
+        metric.update(**{key: column[rank::2] for key, column in rows.items() if key in ROWS})
+        with pytest.raises(error, match=message):
+            metric.compute()
     value = compute(
         vp.DeIdentification(),
         **{key: column[rank::2] for key, column in rows.items() if key in ROWS},
@@ -239,3 +255,63 @@ def _names_of_all_ranks(rank):
 
 def test_errors_are_raised_on_all_processes(tmp_path):
     run(_unlike_ranks, 2, tmp_path / "meeting")
+
+
+class UserAttack:
+    """An attack of a user's own, with a defect that only the last rank meets."""
+
+    needs = "nothing"
+
+    def __init__(self, defect, rank, world):
+        self.defect = defect if rank == world - 1 else ""
+
+    def fit(self, *_):
+        self._meet("fit")
+        return self
+
+    def attack(self, original, protected):
+        self._meet("attack")
+        return original, protected
+
+    def score(self, original, protected):
+        self._meet("score")
+        return original @ protected.mT
+
+    def _meet(self, place):
+        if place == self.defect:
+            raise LookupError(f"a defect in {place}")
+
+
+def _defective_attacks(rank, world, path):
+    join_group(rank, world, path)
+    rows = voices()
+    share = torch.arange(len(rows["speakers"])) % world == rank
+    for defect in ("fit", "attack", "score"):
+        for has_rows in (True, False):
+            mine = share if has_rows else torch.full_like(share, rank == 0)
+            attack = UserAttack(defect, rank, world)
+            metrics = (
+                vp.StrongestAttack(attacks=[Plain(), attack]),
+                vp.VoicePrivacy(attacks=[attack], metrics=["op_d_ece_strongest"]),
+            )
+            for metric in metrics:
+                if mine.any():
+                    columns = {key: rows[key][mine] for key in ("original", "protected")}
+                    metric.update(**columns, speakers=rows["speakers"][mine])
+                error, message = LookupError, f"a defect in {defect}"
+                if rank != world - 1:
+                    error, message = RankError, f"Rank {world - 1} .* LookupError: {message}"
+                with pytest.raises(error, match=message):
+                    metric.compute()
+                if defect == "attack" and isinstance(metric, vp.VoicePrivacy):
+                    with pytest.raises(error, match=message):
+                        metric.report()
+                assert not metric._is_synced
+    # The group is still in step.
+    assert torch.isfinite(compute(vp.DeIdentification(), **{key: rows[key] for key in ROWS}))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_error_in_a_users_attack_is_raised_on_all_ranks(tmp_path, world):
+    run(_defective_attacks, world, tmp_path / "meeting")

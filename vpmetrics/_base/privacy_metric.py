@@ -221,7 +221,7 @@ class PrivacyMetric(Metric):
                 yield
             except RankError:  # of another process, which knows
                 raise
-            except Exception as error:
+            except (Exception, KeyboardInterrupt) as error:
                 exchange_error(error, processes, self.device)
                 raise
             exchange_error(None, processes, self.device)

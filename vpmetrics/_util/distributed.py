@@ -50,7 +50,7 @@ class RankError(RuntimeError):
     """An error that another process has met."""
 
 
-def exchange_error(error: Exception | None, processes: Processes, device: torch.device) -> None:
+def exchange_error(error: BaseException | None, processes: Processes, device: torch.device) -> None:
     """Raise on every process if one of them has an error; every process calls this before each of
     its collectives.
 
@@ -78,7 +78,7 @@ def gather_objects(value: Any, group: Any) -> list[Any]:
     return values
 
 
-def raise_on_all_ranks(error: Exception | None, group: Any = None) -> None:
+def raise_on_all_ranks(error: BaseException | None, group: Any = None) -> None:
     """Raise on every rank if one of them has an error; every rank must call this.
 
     An error that is raised on one rank alone leaves the others waiting in their next collective.
