@@ -207,8 +207,10 @@ def _count_permutations(units: _Units, neighbourhood: _Neighbourhood) -> float:
 def _permute_units(num_units: int, num_draws: int, generator: torch.Generator) -> Tensor:
     """Return units as they are and then ``num_draws`` permutations of them, ``(1 + K, U)``."""
     # On the host, since every kind of device has random numbers of its own.
-    numbers = torch.rand(num_draws, num_units, generator=generator, dtype=torch.float64)
-    as_they_are = torch.arange(num_units)
+    numbers = torch.rand(
+        num_draws, num_units, generator=generator, dtype=torch.float64, device="cpu"
+    )
+    as_they_are = torch.arange(num_units, device="cpu")
     return torch.cat([as_they_are[None], numbers.argsort(dim=1)])
 
 
