@@ -203,3 +203,17 @@ def test_options_of_lists_do_nothing_with_a_matrix(tmp_path, capsys, scored):
     assert "Expected no --key with a matrix: it would do nothing" in capsys.readouterr().err
     run("scores", path, "--strict", expect=2)
     assert "Expected no --strict with a matrix" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("write", [write_sidecar, write_archive])
+def test_evaluate_sends_a_matrix_to_the_command_for_scores(tmp_path, capsys, scored, write):
+    (path,) = write(tmp_path / "m.npy", *scored)
+    run("evaluate", "--protected", path, expect=2)
+    assert f"is a score matrix: vpmetrics scores {path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ['{"created": "today"}', "no JSON", "[1, 2]"])
+def test_an_array_beside_other_json_is_no_score_matrix(tmp_path, content):
+    np.save(tmp_path / "m.npy", np.zeros((3, 4)))
+    (tmp_path / "m.json").write_text(content)
+    assert not is_score_matrix(tmp_path / "m.npy")

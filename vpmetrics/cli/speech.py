@@ -34,6 +34,7 @@ from vpmetrics.readers.embeddings import (
 )
 from vpmetrics.readers.formats import READERS
 from vpmetrics.readers.progress import show_progress
+from vpmetrics.readers.score_matrices import is_score_matrix
 from vpmetrics.readers.trial_files import has_score_column, read_attributes, read_map
 from vpmetrics.report.outputs import Sample
 from vpmetrics.report.privacy_report import EvaluatedSystem
@@ -108,6 +109,8 @@ def _reject_input_of_other_commands(source: str, options: SpeechOptions) -> None
         if challenge.find_encoders(Path(path)):
             raise InputError(f"holds results of a challenge: vpmetrics challenge {path}", path)
         return
+    if is_score_matrix(path):
+        raise InputError(f"is a score matrix: vpmetrics scores {path}", path)
     suffix = format_suffix(path)
     is_table = suffix in ("csv", "tsv", "parquet") and Path(path).is_file()
     is_manifest = holds_recordings(path)

@@ -120,14 +120,15 @@ def is_score_matrix(path: str | Path) -> bool:
     """Return whether a file is a score matrix: it has a sidecar with the speakers, or holds
     them.
     """
-    if format_suffix(path) == "npy":
-        return _find_sidecar(path) is not None
-    if format_suffix(path) != "npz" or not Path(path).is_file():
-        return False
     try:
+        if format_suffix(path) == "npy":
+            sidecar = _find_sidecar(path)
+            return sidecar is not None and len(_read_sidecar(sidecar)) == 2
+        if format_suffix(path) != "npz" or not Path(path).is_file():
+            return False
         with zipfile.ZipFile(path) as archive:
             names = [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile):
+    except (InputError, OSError, zipfile.BadZipFile):
         return False
     return (
         _find_by_words(names, _ROW_WORDS) is not None
