@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, EqualErrorRate, MinCllr, ZebraDisclosure
 from vpmetrics._scores.calibration import fit_linear_map
-from vpmetrics._scores.measures import d_ece_term
+from vpmetrics._scores.score_counts import d_ece_term
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 

@@ -9,7 +9,8 @@ import torch
 
 from vpmetrics._identification.conversations import choose_length, score_conversations
 from vpmetrics._scores.condition_scores import collect_trial_scores
-from vpmetrics._scores.measures import expected_disclosure, found_among_of_steps
+from vpmetrics._scores.measures import found_among_of_steps
+from vpmetrics._scores.score_counts import expected_disclosure
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._scores.trial_rows import make_plain_rows
 from vpmetrics._utterances.conditions import CONDITIONS

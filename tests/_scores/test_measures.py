@@ -11,7 +11,8 @@ from samples import gaussians
 
 from vpmetrics import TPRAtFPR
 from vpmetrics._scores.condition_scores import collect_trial_scores
-from vpmetrics._scores.measures import SCORE_MEASURES, expected_disclosure, found_among_of_steps
+from vpmetrics._scores.measures import SCORE_MEASURES, found_among_of_steps
+from vpmetrics._scores.score_counts import expected_disclosure
 from vpmetrics.functional import tpr_at_fpr
 
 

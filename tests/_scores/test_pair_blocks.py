@@ -12,8 +12,8 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vpmetrics._scores import pair_blocks
-from vpmetrics._scores.measures import expected_disclosure
 from vpmetrics._scores.pair_blocks import PairBlocks
+from vpmetrics._scores.score_counts import expected_disclosure
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._utterances.conditions import CONDITIONS
 from vpmetrics._utterances.utterances import deduplicate_and_index, pack_utterances

@@ -3,8 +3,7 @@
 import torch
 from torch.testing import assert_close
 
-from vpmetrics._scores.measures import expected_disclosure
-from vpmetrics._scores.score_counts import count_by_bin, merge_targetless_steps
+from vpmetrics._scores.score_counts import count_by_bin, expected_disclosure, merge_targetless_steps
 
 
 def test_merging_targetless_bins_keeps_likelihood_ratios():

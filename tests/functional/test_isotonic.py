@@ -14,7 +14,7 @@ from operations import as_on_a_gpu
 from torch.testing import assert_close
 
 from vpmetrics._scores import pav
-from vpmetrics._scores.pav import blocks_of_counts, number_pav_blocks
+from vpmetrics._scores.pav import number_pools, pools_of_counts
 from vpmetrics.functional import isotonic_regression, pav_llr
 
 INF, NAN = math.inf, math.nan
@@ -167,18 +167,16 @@ def test_both_pooling_algorithms_find_the_same_solution(steps, in_turn, monkeypa
         empty = slice(None) if steps == "none with a trial" else [0, 1, -1]
         targets[empty] = nontargets[empty] = 0
     mass = targets + nontargets
-    expected = number_pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
-    assert torch.equal(blocks_of_counts(targets, nontargets), expected)
+    expected = number_pools(torch.where(mass > 0, targets / mass, 0), mass)
+    assert torch.equal(pools_of_counts(targets, nontargets), expected)
     # And beside other rows: each by itself.
     others = torch.randint(0, 4, (2, 3, len(mass)), generator=draw).to(mass)
     others[:, 2] = NAN
     rows = torch.cat(
         [others[:, :2], torch.stack([targets, nontargets])[:, None], others[:, 2:]], dim=1
     )
-    found = blocks_of_counts(*rows)
-    assert torch.equal(
-        found[:3], torch.stack([blocks_of_counts(*rows[:, row]) for row in range(3)])
-    )
+    found = pools_of_counts(*rows)
+    assert torch.equal(found[:3], torch.stack([pools_of_counts(*rows[:, row]) for row in range(3)]))
     assert torch.equal(found[2], expected)
     assert not found[3].any()  # nothing is known of it
 
@@ -199,7 +197,22 @@ def test_all_places_at_once_give_what_bisection_gives(kind, size):
         values = values.sort().values.roll(-1, -1)
     elif kind == "without weight":
         weights = weights * (weights > 0.5)
-    by_bisection = number_pav_blocks(values, weights)
+    by_bisection = number_pools(values, weights)
     with as_on_a_gpu():
-        at_once = number_pav_blocks(values, weights)
+        at_once = number_pools(values, weights)
     assert torch.equal(at_once, by_bisection)
+
+
+@pytest.mark.parametrize("kind", ["random", "few targets", "descending"])
+@pytest.mark.parametrize("longest_run", [1, 64, 4096])
+def test_squares_of_shares_give_what_pooling_in_rounds_gives(kind, longest_run, monkeypatch):
+    draw = torch.Generator().manual_seed(longest_run)
+    targets, nontargets = torch.randint(0, 4, (2, 3, 1000), generator=draw).double()
+    if kind == "few targets":
+        targets = targets * (torch.rand(3, 1000, generator=draw) < 0.1)
+    elif kind == "descending":
+        targets = targets.sort(descending=True).values
+    in_rounds = pools_of_counts(targets, nontargets)
+    monkeypatch.setattr(pav, "_MOST_SQUARE_ENTRIES", targets.numel() * longest_run)
+    with as_on_a_gpu():
+        assert torch.equal(pools_of_counts(targets, nontargets), in_rounds)

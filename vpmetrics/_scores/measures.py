@@ -22,6 +22,7 @@ from vpmetrics._scores.score_counts import (
     ScoresAndSteps,
     Steps,
     StepsOfBothSigns,
+    d_ece_term,
     weighted_mean,
 )
 from vpmetrics._util.dtypes import widen
@@ -45,42 +46,6 @@ _FEWEST_OTHERS = 1000  # non-targets from which it is known who is found among 1
 _FEWEST_FALSE_ALARMS = 10  # non-targets above a threshold that make its false-alarm rate known
 
 
-def d_ece_term(true_llr: Tensor) -> Tensor:
-    r"""Return what each trial adds to D_ECE, before averaging and division by ``2 ln 2`` (eq. 13).
-
-    .. math::
-        Z(l) = \tfrac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}, \quad Z(-\infty) = -\infty,\ Z(0) = 0,\
-        Z(\infty) = \tfrac12
-
-    Args:
-        true_llr: Natural-log likelihood ratios for the true class, of any shape: those of
-            non-targets negated.
-
-    Returns:
-        Values of the same shape, at most 1/2.
-
-    Example:
-        >>> d_ece_term(torch.tensor([-1.0, 0.0, 1.0, torch.inf]))
-        tensor([-0.4207,  0.0000,  0.2567,  0.5000])
-    """
-    # The closed form cancels near 0; the branch not taken must stay finite, for the gradient of the
-    # one that is.
-    is_small = true_llr.abs() < 0.02
-    x = torch.where(is_small, true_llr, 0)
-    series = x * (1 / 3 - x * (1 / 12 - x * (1 / 180 + x * (1 / 720 - x * (1 / 5040 + x / 30240)))))
-    capped = torch.where(is_small, 1, true_llr.clamp(max=40.0))
-    growth = capped.expm1()
-    return torch.where(is_small, series, 0.5 + capped / growth.square() - 1 / growth)
-
-
-def expected_disclosure(steps: Steps) -> Tensor:
-    """Return D_ECE in bits, ``(...)`` for steps ``(..., S)``."""
-    llr, targets, nontargets = steps.blocks
-    terms = d_ece_term(torch.stack([llr, -llr]))
-    mean_of_class = weighted_mean(torch.stack([targets, nontargets]), terms)
-    return mean_of_class.sum(0) / (2 * math.log(2))
-
-
 def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
     """Return D_ECE in bits of trials with given log-likelihood ratios; NaN where a class is
     missing.
@@ -90,20 +55,10 @@ def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
     )
 
 
-def worst_laplace_evidence(steps: Steps) -> Tensor:
-    """Return l_w: the largest absolute log-likelihood ratio of a trial by Laplace's rule, to base
-    10; finite.
-    """
-    # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as empty.
-    is_seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
-    # Blocks that hold only the labels added by Laplace's rule are no evidence of a trial.
-    return steps.laplace_llr().abs().masked_fill(~is_seen, 0).amax(-1) / math.log(10)
-
-
 def tag_number(l_w: Tensor) -> Tensor:
     """Return the category of a worst case, 0 to 6; -1 for NaN."""
-    number = torch.stack([l_w > 0, *(l_w >= bound for bound in TAG_BOUNDS)]).sum(0)
-    return torch.where(l_w.isnan(), -1, number)
+    num_passed = torch.bucketize(l_w, l_w.new_tensor(TAG_BOUNDS), right=True)
+    return (num_passed + (l_w > 0)).masked_fill(l_w.isnan(), -1)
 
 
 def entropy_of_costs(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:
@@ -117,10 +72,13 @@ def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
     """Return the empirical cross-entropy of PAV-calibrated scores in bits, ``(..., P)`` for priors
     ``(P,)``.
     """
-    llr, targets, nontargets = (part.unsqueeze(-2) for part in steps.blocks)
+    llr = steps.pools.llr.unsqueeze(-2)
+    targets = steps.pools.targets.unsqueeze(-2)
+    nontargets = steps.pools.nontargets.unsqueeze(-2)
     odds = prior_log_odds[:, None]
-    miss = weighted_mean(targets, softplus(-llr - odds))
-    return entropy_of_costs(miss, weighted_mean(nontargets, softplus(llr + odds)), prior_log_odds)
+    target_cost = weighted_mean(targets, softplus(-llr - odds))
+    nontarget_cost = weighted_mean(nontargets, softplus(llr + odds))
+    return entropy_of_costs(target_cost, nontarget_cost, prior_log_odds)
 
 
 def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor) -> Tensor:
@@ -129,26 +87,23 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
     ``values`` ``(V,)``: log-likelihood ratios, which occur ``counts`` ``(2, V)`` times. To limit
     memory, neighbours among many values are merged.
     """
-    values, counts = widen(values).expand(2, -1), widen(counts)
-    finite = values[0][values[0].isfinite()]
-    if values.shape[1] > _PROFILE_CELLS and len(finite):
+    values_of_class = widen(values).expand(2, -1)
+    counts = widen(counts)
+    finite = values_of_class[0][values_of_class[0].isfinite()]
+    if len(values) > _PROFILE_CELLS and len(finite):
         low, high = finite.aminmax()
-        place = (values[0] - low) * (
-            (_PROFILE_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny)
-        )
+        span = (high - low).clamp(min=torch.finfo(low.dtype).tiny)
+        place = (values_of_class[0] - low) * ((_PROFILE_CELLS - 1) / span)
         # Infinite values have cells of their own.
         cell = place.nan_to_num().clamp(-1, _PROFILE_CELLS).floor().long() + 1
-        empty, sums = (
-            values.new_zeros(2, _PROFILE_CELLS + 2),
-            torch.where(counts > 0, counts * values, 0),
-        )
+        sums = (counts * values_of_class).masked_fill(counts <= 0, 0)
+        empty = sums.new_zeros(2, _PROFILE_CELLS + 2)
         counts = empty.index_add(1, cell, counts)
-        values = empty.index_add(1, cell, sums) / counts
+        values_of_class = empty.index_add(1, cell, sums) / counts
     odds = prior_log_odds[:, None]
-    miss = weighted_mean(counts[1], softplus(-values[1] - odds))
-    return entropy_of_costs(
-        miss, weighted_mean(counts[0], softplus(values[0] + odds)), prior_log_odds
-    )
+    target_cost = weighted_mean(counts[1], softplus(-values_of_class[1] - odds))
+    nontarget_cost = weighted_mean(counts[0], softplus(values_of_class[0] + odds))
+    return entropy_of_costs(target_cost, nontarget_cost, prior_log_odds)
 
 
 def prior_entropy(prior_log_odds: Tensor) -> Tensor:
@@ -174,10 +129,10 @@ def cllr_costs_and_sizes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
     """Return costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up
     over batches.
     """
-    scores, is_target = widen(preds.flatten()), target.flatten().bool()
-    return CountedScores(
-        scores, is_target == torch.arange(2, device=scores.device).unsqueeze(1)
-    ).cllr_costs_and_sizes()
+    scores = widen(preds.flatten())
+    is_target = target.flatten().bool()
+    is_of_class = is_target == torch.arange(2, device=scores.device).unsqueeze(1)
+    return CountedScores(scores, is_of_class).cllr_costs_and_sizes()
 
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:
@@ -188,22 +143,21 @@ def min_cllr_of_steps(steps: Steps) -> Tensor:
 
 def eer_of_steps(steps: Steps) -> Tensor:
     """Return the equal error rate of the ROC's convex hull."""
-    _, targets, nontargets = steps.blocks
-    # The threshold passes one PAV block after the other, from accepting all to accepting none.
-    miss, rejected = (
-        pad(counts.cumsum(-1), (1, 0)) / counts.sum(-1, keepdim=True)
-        for counts in (targets, nontargets)
-    )
+    # The threshold passes one PAV pool after the other, from accepting all to accepting none.
+    counts = torch.stack([steps.pools.targets, steps.pools.nontargets])
+    below = pad(counts.cumsum(-1), (1, 0))
+    miss, rejected = below / below[..., -1:]
     return _value_at_crossing(miss - (1 - rejected), miss)
 
 
 def _value_at_crossing(excess: Tensor, value: Tensor) -> Tensor:
     """Return the value, linear between points, where an ascending excess passes 0."""
     after = (excess >= 0).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
-    start, end = excess.gather(-1, after - 1), excess.gather(-1, after)
-    return torch.lerp(
-        value.gather(-1, after - 1), value.gather(-1, after), start / (start - end)
-    ).squeeze(-1)
+    before = after - 1
+    excess_before = excess.gather(-1, before)
+    excess_after = excess.gather(-1, after)
+    share = excess_before / (excess_before - excess_after)
+    return torch.lerp(value.gather(-1, before), value.gather(-1, after), share).squeeze(-1)
 
 
 def missed_and_rejected_counts(steps: Steps) -> tuple[Tensor, Tensor]:
@@ -213,18 +167,21 @@ def missed_and_rejected_counts(steps: Steps) -> tuple[Tensor, Tensor]:
     tied = steps.nontargets if steps.tied is None else steps.tied
     # Two parts of every step, and a threshold after each: what ties with the targets, and what lies
     # above them.
-    missed = torch.stack([steps.targets, torch.zeros_like(tied)], dim=-1)
-    rejected = torch.stack([tied, steps.nontargets - tied], dim=-1)
-    missed, rejected = (pad(part.flatten(-2).cumsum(-1), (1, 0)) for part in (missed, rejected))
+    targets = torch.stack([steps.targets, torch.zeros_like(tied)], dim=-1).flatten(-2)
+    nontargets = torch.stack([tied, steps.nontargets - tied], dim=-1).flatten(-2)
+    missed = pad(targets.cumsum(-1), (1, 0))
+    rejected = pad(nontargets.cumsum(-1), (1, 0))
     return missed, rejected
 
 
 def raw_eer_of_steps(steps: Steps) -> Tensor:
     """Return the equal error rate of the ROC itself, not of its convex hull."""
     missed, rejected = missed_and_rejected_counts(steps)
+    num_targets = missed[..., -1:]
+    num_nontargets = rejected[..., -1:]
     # Miss rate less false-alarm rate, times both numbers of trials: integers, so that equal rates
     # are equal.
-    excess = missed * rejected[..., -1:] - (rejected[..., -1:] - rejected) * missed[..., -1:]
+    excess = missed * num_nontargets - (num_nontargets - rejected) * num_targets
     return _value_at_crossing(excess, missed) / missed[..., -1]
 
 
@@ -236,14 +193,15 @@ def min_dcf_of_steps(
     """
     # The best threshold lies between two steps: elsewhere it accepts non-targets but no more
     # targets.
-    missed, rejected = (
-        pad(counts.cumsum(-1), (1, 0)) for counts in (steps.targets, steps.nontargets)
-    )
-    false_alarm = (rejected[..., -1:] - rejected) / rejected[..., -1:]
-    weights = c_miss * p_target, c_fa * (1 - p_target)
-    return (
-        (weights[0] * missed / missed[..., -1:] + weights[1] * false_alarm) / min(weights)
-    ).amin(-1)
+    missed = pad(steps.targets.cumsum(-1), (1, 0))
+    rejected = pad(steps.nontargets.cumsum(-1), (1, 0))
+    num_targets = missed[..., -1:]
+    num_nontargets = rejected[..., -1:]
+    false_alarm = (num_nontargets - rejected) / num_nontargets
+    miss_weight = c_miss * p_target
+    false_alarm_weight = c_fa * (1 - p_target)
+    cost = miss_weight * missed / num_targets + false_alarm_weight * false_alarm
+    return (cost / min(miss_weight, false_alarm_weight)).amin(-1)
 
 
 def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
@@ -254,24 +212,27 @@ def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
     threshold.
     """
     missed, rejected = missed_and_rejected_counts(steps)
-    number = rejected[..., -1:]
-    wanted = (1 - fpr) * number
+    num_nontargets = rejected[..., -1:]
+    wanted = (1 - fpr) * num_nontargets
     # The lowest threshold that rejects enough. A threshold right above a step of non-targets misses
     # no target there.
-    after = (rejected >= wanted * (1 - 1e-12)).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
-    low, high = rejected.gather(-1, after - 1), rejected.gather(-1, after)
-    share = ((wanted - low) / (high - low)).clamp(0, 1).nan_to_num(1)
-    miss = torch.lerp(missed.gather(-1, after - 1), missed.gather(-1, after), share).squeeze(-1)
-    rate = 1 - miss / missed[..., -1]
-    return torch.where(fpr * number.squeeze(-1) < _FEWEST_FALSE_ALARMS, torch.nan, rate)
+    rejects_enough = rejected >= wanted * (1 - 1e-12)
+    after = rejects_enough.to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
+    before = after - 1
+    rejected_before = rejected.gather(-1, before)
+    num_between = rejected.gather(-1, after) - rejected_before
+    share = ((wanted - rejected_before) / num_between).clamp(0, 1).nan_to_num(1)
+    num_missed = torch.lerp(missed.gather(-1, before), missed.gather(-1, after), share)
+    rate = 1 - num_missed.squeeze(-1) / missed[..., -1]
+    is_unknown = fpr * num_nontargets.squeeze(-1) < _FEWEST_FALSE_ALARMS
+    return rate.masked_fill(is_unknown, torch.nan)
 
 
 def choose_sign(steps_of_both_signs: StepsOfBothSigns) -> int:
     """Return 0 where scores disclose at least as much as negated scores, else 1; 0 where neither is
     defined.
     """
-    disclosures = torch.stack([expected_disclosure(steps) for steps in steps_of_both_signs])
-    return int(disclosures.detach().nan_to_num(-torch.inf).argmax())
+    return int(steps_of_both_signs.disclosures.detach().nan_to_num(-torch.inf).argmax())
 
 
 def found_among_of_steps(steps: Steps, people: int = 100) -> Tensor:
@@ -288,18 +249,19 @@ def found_among_of_steps(steps: Steps, people: int = 100) -> Tensor:
     by lot. NaN for fewer than 1,000 non-targets.
     """
     tied = steps.nontargets if steps.tied is None else steps.tied
-    number = steps.nontargets.sum(-1, keepdim=True)
-    below = steps.nontargets.cumsum(-1) - steps.nontargets
-    share_below = (below / number).clamp(0, 1)
-    share_up_to = ((below + tied) / number).clamp(0, 1)
+    up_to_step = steps.nontargets.cumsum(-1)
+    num_nontargets = up_to_step[..., -1:]
+    below = up_to_step - steps.nontargets
+    share_below = (below / num_nontargets).clamp(0, 1)
+    share_up_to = ((below + tied) / num_nontargets).clamp(0, 1)
     width = share_up_to - share_below
     is_tied = width > 0
     mean_of_ties = (share_up_to**people - share_below**people) / (
-        people * torch.where(is_tied, width, 1)
+        people * width.masked_fill(~is_tied, 1)
     )
     chance_of_target = torch.where(is_tied, mean_of_ties, share_below ** (people - 1))
     rate = weighted_mean(steps.targets, chance_of_target)
-    return torch.where(number.squeeze(-1) < _FEWEST_OTHERS, torch.nan, rate)
+    return rate.masked_fill(num_nontargets.squeeze(-1) < _FEWEST_OTHERS, torch.nan)
 
 
 def linkability_edges(trials: OrderedScores | CountedScores) -> Tensor:
@@ -309,26 +271,29 @@ def linkability_edges(trials: OrderedScores | CountedScores) -> Tensor:
     NaN and one warning where it is undefined. Replicates use the bins of all trials, which come
     first.
     """
-    sizes, (low, high) = widen(trials.class_sizes), trials.span_or_nan()
-    sizes = sizes.view(2, -1)[:, 0]
-    bins = (sizes[1] / _TARGETS_PER_BIN).floor().clamp(max=_MOST_BINS)
-    has_few, is_flat = (bins == 0) | (sizes[0] == 0), ~((high > low) & (high - low).isfinite())
+    low, high = trials.span_or_nan()
+    num_nontargets, num_targets = widen(trials.class_sizes).view(2, -1)[:, 0]
+    num_bins = (num_targets / _TARGETS_PER_BIN).floor().clamp(max=_MOST_BINS)
+    has_few = (num_bins == 0) | (num_nontargets == 0)
+    span = high - low
+    is_flat = ~((span > 0) & (span < torch.inf))  # also where it is NaN
     warn_first(
         {
             f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.": has_few,
             "Linkability needs scores that are finite and not all the same.": is_flat,
         }
     )
-    place = torch.arange(1, _MOST_BINS, device=low.device)
-    edges = torch.where(place < bins, low + (high - low) / bins.to(low.dtype) * place, torch.inf)
+    number_of_edge = torch.arange(1, _MOST_BINS, device=low.device)
+    edges = low + span / num_bins.to(low.dtype) * number_of_edge
+    edges = edges.masked_fill(number_of_edge >= num_bins, torch.inf)
     return torch.where(has_few | is_flat, torch.nan, edges)
 
 
 def linkability_of_bins(counts: Tensor) -> Tensor:
     """Return D_sys from numbers of non-targets and targets per bin, ``(2, ..., B)``."""
-    q, p = counts / counts.sum(-1, keepdim=True)
+    q, p = (counts / counts.sum(-1, keepdim=True)).unbind()
     # 2 r / (1 + r) - 1 for the ratio r = p / q, without dividing by a q that may be 0.
-    value: Tensor = (p * torch.where(p > q, (p - q) / (p + q), 0)).sum(dim=-1)
+    value: Tensor = (p * ((p - q) / (p + q)).masked_fill(p <= q, 0)).sum(dim=-1)
     return value
 
 
@@ -336,10 +301,10 @@ def linkability_of_trials(
     trials: OrderedScores | CountedScores, edges: Tensor | None = None
 ) -> Tensor:
     """Return D_sys of trials; NaN and one warning where it is undefined."""
-    edges = linkability_edges(trials) if edges is None else edges
-    return torch.where(
-        edges[0].isnan(), torch.nan, linkability_of_bins(widen(trials.count_between(edges)))
-    )
+    if edges is None:
+        edges = linkability_edges(trials)
+    linkability = linkability_of_bins(widen(trials.count_between(edges)))
+    return torch.where(edges[0].isnan(), torch.nan, linkability)
 
 
 @dataclass(frozen=True)
@@ -372,7 +337,7 @@ SCORE_MEASURES = {
             "over all priors; 0 is perfect privacy, 0.721 full disclosure",
             _DISCLOSURE,
             is_bias_corrected=True,
-            function=lambda scored: expected_disclosure(scored.counts.ascending),
+            function=lambda scored: scored.counts.disclosures[0],
         ),
         ScoreMeasure(
             "d_ece_reversed",
@@ -383,7 +348,7 @@ SCORE_MEASURES = {
             "the scores; clearly above 0, the protection can be undone that way",
             _DISCLOSURE,
             is_bias_corrected=True,
-            function=lambda scored: expected_disclosure(scored.counts.descending),
+            function=lambda scored: scored.counts.disclosures[1],
         ),
         ScoreMeasure(
             "l_w",
@@ -393,7 +358,7 @@ SCORE_MEASURES = {
             "worst case: the strongest evidence of a single trial, as a power of "
             "ten of the odds; grows with the number of trials",
             has_interval=False,
-            function=lambda scored: worst_laplace_evidence(scored.counts.ascending),
+            function=lambda scored: scored.counts.ascending.worst_evidence,
         ),
         ScoreMeasure(
             "tag",
@@ -402,7 +367,7 @@ SCORE_MEASURES = {
             "low",
             f"category of the worst case of a cosine: 0 is perfect privacy, A below 1, {_LETTERS}",
             has_interval=False,
-            function=lambda scored: tag_number(worst_laplace_evidence(scored.counts.ascending)),
+            function=lambda scored: tag_number(scored.counts.ascending.worst_evidence),
         ),
         ScoreMeasure(
             "min_cllr",

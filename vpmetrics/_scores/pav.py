@@ -1,11 +1,12 @@
 r"""Pool adjacent violators (PAV), without a loop over all elements.
 
-On a CPU, runs that do not increase are pooled until few elements are left. On a GPU the solution
-for a sequence is built from the solutions of its halves. Both halves are already increasing, so
-merging them forms at most one new block, across the border: a tail of the left half and a head of
-the right half. Its two ends are found for all pairs of one level at once, by looking at all places
-(a CPU bisects). That is :math:`\log_2 n` levels whatever the values are: no worst case, no
-data-dependent shape and no GPU sync.
+On a CPU, runs that do not increase are pooled until few elements are left. On a GPU the fit follows
+from the shares of all intervals, some thousand elements at once, and longer sequences are built
+from halves. Both halves are already increasing, so merging them forms at most one new pool, across
+the border: a tail of the left half and a head of the right half. Its two ends are found for all
+pairs of one level at once, by looking at all places (a CPU bisects). That is at most
+:math:`\log_2 n` levels whatever the values are: no worst case, no data-dependent shape and no GPU
+sync.
 """
 
 from __future__ import annotations
@@ -19,27 +20,29 @@ from vpmetrics._util.dtypes import Array, is_numpy_ready
 
 _ROUNDS = 32  # of pooling runs; random trials need about ten, crafted ones as many as there are
 _FEW = 1 << 13  # elements: to pool them one by one takes less time than many more rounds
+# of the squares of a GPU's runs; twice as many save seven tenths of one merge by halves
+_MOST_SQUARE_ENTRIES = 1 << 24
 
 
-def replace_by_block_sums(values: Tensor, blocks: Tensor) -> Tensor:
-    """Return for every element the sum of ``values`` over its block; differentiable in
+def sum_over_pools(values: Tensor, pool: Tensor) -> Tensor:
+    """Return the sum of ``values`` over each pool, ``(..., S)``, zeros last; differentiable in
     ``values``.
     """
-    return torch.zeros_like(values).scatter_add(-1, blocks, values).gather(-1, blocks)
+    return torch.zeros_like(values).scatter_add(-1, pool, values)
 
 
-def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return the number of the PAV block of each step, ``(..., S)``; the share of targets increases
+def pools_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
+    """Return the number of the PAV pool of each step, ``(..., S)``; the share of targets increases
     with it.
 
     On a CPU every run of shares that do not increase is pooled, in rounds, in all rows at once.
-    Where a block pools one neighbour per round, as on smooth counts, few remaining elements are
-    pooled one by one, and many by :func:`number_pav_blocks`.
+    Where a pool takes one neighbour per round, as on smooth counts, few remaining elements are
+    pooled one by one, and many by :func:`number_pools`.
     """
     targets = targets.detach()
     mass = (targets + nontargets.detach()).contiguous()
     if not is_numpy_ready(targets):
-        return number_pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
+        return _number_pools_in_squares(targets, mass)
     mass_of_element = mass.numpy()
     # False for a row with NaN.
     is_used = (mass_of_element != 0) & (mass_of_element.sum(-1, keepdims=True) > 0)
@@ -76,7 +79,7 @@ def _pool_in_rounds(row: Array, targets: Array, masses: Array) -> Array:
         return first[_find_starts_sequentially(row, targets, masses)]
     # No row's shares reach those of the next, so none is pooled with it.
     levels = torch.from_numpy((targets / masses + 2 * row).astype(masses.dtype))
-    number = number_pav_blocks(levels, torch.from_numpy(masses)).numpy()
+    number = number_pools(levels, torch.from_numpy(masses)).numpy()
     return first[np.flatnonzero(np.diff(number, prepend=-1) > 0)]
 
 
@@ -100,29 +103,84 @@ def _find_starts_sequentially(row_of_element: Array, targets: Array, masses: Arr
     return begins
 
 
-def number_pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the number, from 0 upwards, of each element's block in the isotonic regression,
+def number_pools(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the number, from 0 upwards, of each element's pool in the isotonic regression,
     ``(..., n)``.
     """
     if values.numel() == 0:
         return torch.zeros_like(values, dtype=torch.long)
-    # Elements of weight zero share the place of the one before them. The others come first, in a
-    # power of two.
-    place, count = ((weights > 0).cumsum(-1) - 1).clamp(min=0), values.shape[-1]
-    levels = (count - 1).bit_length()
-    slot = torch.where(weights > 0, place, 1 << levels)
-    room = pad(torch.zeros_like(values), (0, (1 << levels) + 1 - count))
-    # The rest holds a number above every value that is small enough for differences not to
-    # overflow.
-    fitted = (room + torch.finfo(values.dtype).max / 4).scatter(-1, slot, values)[..., :-1]
-    weights = room.scatter(-1, slot, weights)[..., :-1]
-    for level in range(levels):
-        halves = (-1, 2, 1 << level)
-        fitted = _merge_isotonic_fits(
-            fitted.unflatten(-1, halves), weights.unflatten(-1, halves)
-        ).flatten(-2)
-    steps = fitted[..., 1:count] > fitted[..., : count - 1]
-    return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
+    place = _places_by_weight(weights)
+    # After the last element comes a number above every value that is small enough for differences
+    # not to overflow.
+    fits = _move_to_places(values, weights, place, torch.finfo(values.dtype).max / 4)
+    return _number_distinct(_merge_fits(fits, _move_to_places(weights, weights, place), 1), place)
+
+
+def _number_pools_in_squares(targets: Tensor, masses: Tensor) -> Tensor:
+    """Return what :func:`number_pools` returns for shares of targets, in few operations on a GPU.
+
+    Runs of elements are fitted at once, from the shares of all their intervals. They are as long as
+    memory allows, mostly all elements, and neighbours are merged by halves.
+    """
+    if targets.numel() == 0:
+        return torch.zeros_like(targets, dtype=torch.long)
+    place = _places_by_weight(masses)
+    targets = _move_to_places(targets, masses, place)
+    masses = _move_to_places(masses, masses, place)
+    affordable_length = max(1, _MOST_SQUARE_ENTRIES // targets.numel())
+    length = min(targets.shape[-1], 1 << (affordable_length.bit_length() - 1))
+    runs = (-1, length)
+    fits = _fit_shares(targets.unflatten(-1, runs), masses.unflatten(-1, runs)).flatten(-2)
+    return _number_distinct(_merge_fits(fits, masses, length), place)
+
+
+def _fit_shares(targets: Tensor, masses: Tensor) -> Tensor:
+    r"""Return the isotonic fit of the shares of targets, ``(..., n)``, by the min-max formula.
+
+    .. math:: f_i = \max_{j \le i} \min_{k \ge i} \frac{\sum_{j \ldots k} t}{\sum_{j \ldots k} m}
+
+    There are ``n`` squared sums, and each adds up its own elements, so that none cancels.
+    """
+    square = (*targets.shape, targets.shape[-1])
+    targets_between = targets.unsqueeze(-2).expand(square).triu().cumsum(-1)  # (..., j, k)
+    mass_between = masses.unsqueeze(-2).expand(square).triu().cumsum(-1)
+    beyond_all = torch.finfo(targets.dtype).max / 4
+    share_between = (targets_between / mass_between).masked_fill(mass_between == 0, beyond_all)
+    lowest_up_to_end = share_between.flip(-1).cummin(-1).values.flip(-1)  # (..., j, i)
+    return lowest_up_to_end.triu().amax(-2)
+
+
+def _places_by_weight(weights: Tensor) -> Tensor:
+    """Return the place of each element among those with a weight; others share that of the one
+    before them.
+    """
+    return ((weights > 0).cumsum(-1) - 1).clamp(min=0)
+
+
+def _move_to_places(values: Tensor, weights: Tensor, place: Tensor, rest: float = 0.0) -> Tensor:
+    """Return the values of elements with a weight at their places, in a power of two; after them
+    ``rest``.
+    """
+    num_places = 1 << (values.shape[-1] - 1).bit_length()
+    empty = values.new_full((*values.shape[:-1], num_places + 1), rest)
+    return empty.scatter(-1, place.masked_fill(weights <= 0, num_places), values)[..., :-1]
+
+
+def _merge_fits(fits: Tensor, weights: Tensor, length: int) -> Tensor:
+    """Return the isotonic fit of all elements from those of runs of ``length``, by halves."""
+    while length < fits.shape[-1]:
+        halves = (-1, 2, length)
+        fits_of_halves = fits.unflatten(-1, halves)
+        fits = _merge_isotonic_fits(fits_of_halves, weights.unflatten(-1, halves)).flatten(-2)
+        length *= 2
+    return fits
+
+
+def _number_distinct(fits: Tensor, place: Tensor) -> Tensor:
+    """Return the number of the pool of each element from the fits at their places."""
+    count = place.shape[-1]
+    begins = fits[..., 1:count] > fits[..., : count - 1]
+    return pad(begins.cumsum(-1), (1, 0)).gather(-1, place)
 
 
 def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:

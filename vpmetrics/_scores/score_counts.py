@@ -1,11 +1,11 @@
 r"""Trials reduced to counts: targets and non-targets per step of the ascending score axis.
 
 Everything that follows from PAV depends on the order of the scores alone. *Steps* hold the number
-of targets and of non-targets between neighbouring scores at which a PAV block may begin;
+of targets and of non-targets between neighbouring scores at which a PAV pool may begin;
 log-likelihood ratios, D_ECE, min Cllr and EER are functions of these two rows of counts. Three ways
 lead to them:
 
-- exactly, from scores: a block begins only at a target, so ``T`` targets and ``N`` non-targets make
+- exactly, from scores: a pool begins only at a target, so ``T`` targets and ``N`` non-targets make
   ``T + 1`` steps: what lies below the lowest target, then each target with the non-targets up to
   the next (equal targets share a step);
 - from a histogram, one step per bin;
@@ -14,7 +14,8 @@ lead to them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from vpmetrics._scores.pav import blocks_of_counts, replace_by_block_sums
+from vpmetrics._scores.pav import pools_of_counts, sum_over_pools
 from vpmetrics._scores.smoothing import Grid, lay_grid, soft_counts_on_grid
 from vpmetrics._scores.sorting import sort_scores
 from vpmetrics._util.dtypes import at_least_float32, is_numpy_ready, widen
@@ -34,6 +35,8 @@ Finder = Callable[[Tensor], list[Tensor]]
 
 _MOST_TARGET_CELLS = 1 << 12  # of target scores
 _CELLS = 1 << 16  # equal cells of the score axis
+# of Z(l) / l around 0, see :func:`d_ece_term`; the next term is below 1e-16 where it is used
+_TAYLOR_COEFFICIENTS = (1 / 3, -1 / 12, 1 / 180, 1 / 720, -1 / 5040, -1 / 30240)
 
 
 class _cached_property(Generic[T]):  # noqa: N801
@@ -66,31 +69,30 @@ class Steps:
     tied: Tensor | None = None
 
     @_cached_property
-    def block_of_step(self) -> Tensor:
-        """The PAV block that each step belongs to, ``(S,)``."""
-        return blocks_of_counts(self.targets, self.nontargets)
+    def pool_of_step(self) -> Tensor:
+        """The PAV pool that each step belongs to, ``(S,)``."""
+        return pools_of_counts(self.targets, self.nontargets)
 
     @_cached_property
-    def blocks(self) -> Blocks:
-        """The PAV blocks: far fewer than steps, and all that most measures need."""
-        block, number = self.block_of_step, self.block_of_step.shape[-1]
-        if is_numpy_ready(self.targets) and block.numel():  # on a GPU it would be a sync
-            number = int(block[..., -1].amax()) + 1
-        sums = (
-            torch.zeros_like(part).scatter_add(-1, block, part)
-            for part in (self.targets, self.nontargets)
+    def pools(self) -> Pools:
+        """The PAV pools: far fewer than steps, and all that most measures need."""
+        num_pools = self.pool_of_step.shape[-1]
+        if is_numpy_ready(self.targets) and self.pool_of_step.numel():  # on a GPU a sync
+            num_pools = int(self.pool_of_step[..., -1].amax()) + 1
+        targets = sum_over_pools(self.targets, self.pool_of_step)[..., :num_pools]
+        nontargets = sum_over_pools(self.nontargets, self.pool_of_step)[..., :num_pools]
+        is_empty = (targets + nontargets) == 0  # a ratio of 0, so that no NaN enters the gradient
+        log_odds = (
+            targets.masked_fill(is_empty, 1).log() - nontargets.masked_fill(is_empty, 1).log()
         )
-        counts = [part[..., :number] for part in sums]
-        is_empty = (counts[0] + counts[1]) == 0  # a ratio of 0, so that no NaN enters the gradient
-        targets, nontargets = (part.masked_fill(is_empty, 1).log() for part in counts)
-        return Blocks(targets - nontargets - self._sample_log_odds, *counts)
+        return Pools(log_odds - self._sample_log_odds, targets, nontargets)
 
     @_cached_property
     def llr(self) -> Tensor:
-        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be
+        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV pool; it may be
         infinite.
         """
-        return self.blocks.llr.gather(-1, self.block_of_step)
+        return self.pools.llr.gather(-1, self.pool_of_step)
 
     def laplace_llr(self, trial_weight: int = 1) -> Tensor:
         """Return the finite ratio of every step under Laplace's rule; every trial counts
@@ -102,27 +104,42 @@ class Steps:
         return llr_by_weight[trial_weight]
 
     def _compute_laplace_llr(self, trial_weight: int) -> Tensor:
-        # One label of each class below the lowest score and again above the highest; they merge
-        # blocks and split none.
-        counts = [
-            pad(trial_weight * part, (1, 1), value=1.0)
-            for part in (self.blocks.targets, self.blocks.nontargets)
-        ]
-        block = blocks_of_counts(*counts)
-        targets, nontargets = (
-            replace_by_block_sums(part, block).log()[..., 1:-1] for part in counts
-        )
-        return (targets - nontargets - self._sample_log_odds).gather(-1, self.block_of_step)
+        # One label of each class lies below the lowest score and again above the highest. Each two
+        # form a pool of even odds, which takes up neighbours until the odds of the next one are
+        # further from even than its own.
+        counts = trial_weight * torch.stack([self.pools.targets, self.pools.nontargets])
+        up_to_pool = counts.cumsum(-1)
+        targets, nontargets = counts
+        targets_below, nontargets_below = 1 + up_to_pool - counts
+        targets_above, nontargets_above = 1 + up_to_pool[..., -1:] - up_to_pool
+        is_lowest = targets * nontargets_below <= nontargets * targets_below
+        is_highest = targets * nontargets_above >= nontargets * targets_above
+        lowest = 1 + (counts * is_lowest).sum(-1, keepdim=True)
+        highest = 1 + (counts * is_highest).sum(-1, keepdim=True)
+        merged_counts = torch.where(is_lowest, lowest, torch.where(is_highest, highest, counts))
+        log_targets, log_nontargets = merged_counts.log()
+        llr_of_pool: Tensor = log_targets - log_nontargets - self._sample_log_odds
+        return llr_of_pool.gather(-1, self.pool_of_step)
+
+    @_cached_property
+    def worst_evidence(self) -> Tensor:
+        """The largest absolute log-likelihood ratio of a trial by Laplace's rule, to base 10;
+        finite.
+        """
+        # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as
+        # empty. Pools that hold only the labels added by Laplace's rule are no evidence of a trial.
+        is_empty = (self.targets <= 1e-3) & (self.nontargets <= 1e-3)  # False for NaN
+        return self.laplace_llr().abs().masked_fill(is_empty, 0).amax(-1) / math.log(10)
 
     @_cached_property
     def _sample_log_odds(self) -> Tensor:
-        return (
-            self.targets.sum(-1, keepdim=True).log() - self.nontargets.sum(-1, keepdim=True).log()
-        )
+        num_targets = self.targets.sum(-1, keepdim=True)
+        num_nontargets = self.nontargets.sum(-1, keepdim=True)
+        return num_targets.log() - num_nontargets.log()
 
 
-class Blocks(NamedTuple):
-    """PAV blocks in ascending order: log-likelihood ratio, targets and non-targets of each,
+class Pools(NamedTuple):
+    """PAV pools in ascending order: log-likelihood ratio, targets and non-targets of each,
     ``(B,)``.
 
     On a GPU there are as many as steps, since counting them would be a sync, and the last ones hold
@@ -134,11 +151,31 @@ class Blocks(NamedTuple):
     nontargets: Tensor
 
 
-class StepsOfBothSigns(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class StepsOfBothSigns:
     """Steps of the scores, and of the negated scores: an attacker may flip the sign."""
 
     ascending: Steps
     descending: Steps
+
+    def __iter__(self) -> Iterator[Steps]:
+        return iter((self.ascending, self.descending))
+
+    def __getitem__(self, sign: int) -> Steps:
+        """Return the steps of the scores, 0, or of the negated scores, 1."""
+        return (self.ascending, self.descending)[sign]
+
+    @_cached_property
+    def disclosures(self) -> Tensor:
+        """D_ECE in bits of the scores and of the negated scores, ``(2, ...)``."""
+        targets = torch.stack([self.ascending.targets, self.descending.targets])
+        nontargets = torch.stack([self.ascending.nontargets, self.descending.nontargets])
+        both = Steps(self.ascending.edges, targets, nontargets)
+        # One PAV serves both, here and in what else is asked of them.
+        for sign, steps in enumerate(self):
+            vars(steps)["pool_of_step"] = both.pool_of_step[sign]
+            vars(steps)["pools"] = Pools(*[values[sign] for values in both.pools])
+        return expected_disclosure(both)
 
 
 def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> StepsOfBothSigns:
@@ -146,111 +183,144 @@ def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> StepsOfBothSigns
     unknown.
     """
     edges = targets.new_empty(0)
-    return StepsOfBothSigns(
-        Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1))
-    )
+    ascending = Steps(edges, targets, nontargets)
+    descending = Steps(edges, targets.flip(-1), nontargets.flip(-1))
+    return StepsOfBothSigns(ascending, descending)
+
+
+def weighted_mean(counts: Tensor, values: Tensor) -> Tensor:
+    """Return the mean of values that occur ``counts`` times (last dimension)."""
+    # A step without trials does not count, even where its value is infinite.
+    return (counts * values).masked_fill(counts == 0, 0).sum(-1) / counts.sum(-1)
+
+
+def d_ece_term(true_llr: Tensor) -> Tensor:
+    r"""Return what each trial adds to D_ECE, before averaging and division by ``2 ln 2`` (eq. 13).
+
+    .. math::
+        Z(l) = \tfrac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}, \quad Z(-\infty) = -\infty,\ Z(0) = 0,\
+        Z(\infty) = \tfrac12
+
+    Args:
+        true_llr: Natural-log likelihood ratios for the true class, of any shape: those of
+            non-targets negated.
+
+    Returns:
+        Values of the same shape, at most 1/2.
+
+    Example:
+        >>> d_ece_term(torch.tensor([-1.0, 0.0, 1.0, torch.inf]))
+        tensor([-0.4207,  0.0000,  0.2567,  0.5000])
+    """
+    # The closed form cancels near 0; the branch not taken must stay finite, for the gradient of the
+    # one that is.
+    is_small = true_llr.abs() < 0.02
+    x = true_llr.masked_fill(~is_small, 0)
+    # By Horner's rule.
+    *lower_coefficients, series = true_llr.new_tensor(_TAYLOR_COEFFICIENTS).unbind()
+    for coefficient in reversed(lower_coefficients):
+        series = torch.addcmul(coefficient, x, series)
+    capped = true_llr.clamp(max=40.0).masked_fill(is_small, 1)
+    growth = capped.expm1()
+    return torch.where(is_small, x * series, 0.5 + (capped - growth) / growth.square())
+
+
+def expected_disclosure(steps: Steps) -> Tensor:
+    """Return D_ECE in bits, ``(...)`` for steps ``(..., S)``."""
+    llr, targets, nontargets = steps.pools
+    terms = d_ece_term(torch.stack([llr, -llr]))
+    mean_of_class = weighted_mean(torch.stack([targets, nontargets]), terms)
+    return mean_of_class.sum(0) / (2 * math.log(2))
 
 
 def merge_targetless_steps(steps: Steps) -> Steps:
     """Return the steps, with each one that has no targets merged into the one before.
 
-    Only the first PAV block can begin at a step without targets, so the calibration stays the same.
+    Only the first PAV pool can begin at a step without targets, so the calibration stays the same.
     """
-    begins = steps.targets > 0
-    place = begins.cumsum(0)
-    lowest = torch.cat([steps.edges.new_full((1,), -torch.inf), steps.edges])[begins]
-    zeros = steps.targets.new_zeros(len(lowest) + 1)
-    tied = torch.where(begins, steps.nontargets if steps.tied is None else steps.tied, 0)
-    sums = (zeros.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets, tied))
-    return Steps(lowest, *sums)
+    has_targets = steps.targets > 0
+    merged_step = has_targets.cumsum(0)
+    lowest_of_step = torch.cat([steps.edges.new_full((1,), -torch.inf), steps.edges])
+    edges = lowest_of_step[has_targets]
+    zeros = steps.targets.new_zeros(len(edges) + 1)
+    tied = steps.nontargets if steps.tied is None else steps.tied
+    return Steps(
+        edges,
+        targets=zeros.index_add(0, merged_step, steps.targets),
+        nontargets=zeros.index_add(0, merged_step, steps.nontargets),
+        tied=zeros.index_add(0, merged_step, tied.masked_fill(~has_targets, 0)),
+    )
 
 
 def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> StepsOfBothSigns:
     """Return the steps; their counts are NaN, with one warning, where no calibration exists."""
-    targets, nontargets = steps.ascending.targets, steps.ascending.nontargets
-    lacks_targets, lacks_nontargets = (part.detach().sum() == 0 for part in (targets, nontargets))
-    has_nan = torch.zeros_like(lacks_targets) if has_nan is None else has_nan
-    warn_first(
-        {
-            "Some scores are NaN.": has_nan,
-            "There are no trials, and a calibration needs both kinds.": (
-                lacks_targets & lacks_nontargets
-            ),
-            "There are no target trials, and a calibration needs both kinds.": lacks_targets,
-            "There are no non-target trials, and a calibration needs both kinds.": lacks_nontargets,
-        }
-    )
-    nan_or_one = torch.where(lacks_targets | lacks_nontargets | has_nan, torch.nan, 1)
-    return StepsOfBothSigns(
-        *(
-            replace(
-                each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one
-            )
-            for each in steps
-        )
-    )
+    lacks_targets = steps.ascending.targets.detach().sum() == 0
+    lacks_nontargets = steps.ascending.nontargets.detach().sum() == 0
+    lacks_trials = lacks_targets & lacks_nontargets
+    is_undefined = lacks_targets | lacks_nontargets
+    reasons = {
+        "There are no trials, and a calibration needs both kinds.": lacks_trials,
+        "There are no target trials, and a calibration needs both kinds.": lacks_targets,
+        "There are no non-target trials, and a calibration needs both kinds.": lacks_nontargets,
+    }
+    if has_nan is not None:
+        is_undefined = is_undefined | has_nan
+        reasons = {"Some scores are NaN.": has_nan, **reasons}
+    warn_first(reasons)
+    nan_or_one = steps.ascending.targets.new_ones(()).masked_fill(is_undefined, torch.nan)
+
+    def mark(of_sign: Steps) -> Steps:
+        targets = of_sign.targets * nan_or_one
+        return replace(of_sign, targets=targets, nontargets=of_sign.nontargets * nan_or_one)
+
+    return StepsOfBothSigns(mark(steps.ascending), mark(steps.descending))
 
 
 def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
     """Return a function from scores to their values in each of some tables of one entry per
     step.
     """
-    edges, values = steps.edges, torch.stack(list(tables))
-    if is_numpy_ready(values):  # blocks are far fewer than steps; counting them would be a GPU sync
-        begins = (values[:, 1:] != values[:, :-1]).any(0)
-        edges, values = edges[begins], torch.cat([values[:, :1], values[:, 1:][:, begins]], dim=1)
+    edges = steps.edges
+    values = torch.stack(list(tables))  # (tables, S)
+    if is_numpy_ready(values):  # pools are far fewer than steps; counting them would be a GPU sync
+        is_other_value = (values[:, 1:] != values[:, :-1]).any(0)
+        edges = edges[is_other_value]
+        values = torch.cat([values[:, :1], values[:, 1:][:, is_other_value]], dim=1)
 
     def find(scores: Tensor) -> list[Tensor]:
         pieces = scores.to(edges.dtype).flatten().split(1 << 18)  # about what a cache holds
-        places = [_find_places(edges, piece) for piece in pieces]
-        return [
-            torch.cat([table.index_select(0, each) for each in places]).view(scores.shape)
-            for table in values
-        ]
+        steps_of_pieces = [_find_steps(edges, piece) for piece in pieces]
+        found: list[Tensor] = []
+        for table in values:
+            values_of_pieces = [table.index_select(0, step) for step in steps_of_pieces]
+            found.append(torch.cat(values_of_pieces).view(scores.shape))
+        return found
 
     return find
 
 
-def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
-    """Return how many of the sorted edges are at most each score; for many scores by a table of
-    equal cells.
+def _find_steps(edges: Tensor, scores: Tensor) -> Tensor:
+    """Return the step of each score, which is how many of the sorted edges are at most that score;
+    for many scores by a table of equal cells.
     """
-    span = (
-        float(edges[-1] - edges[0])
-        if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges)
-        else 0.0
-    )
+    if not is_numpy_ready(scores) or scores.numel() <= _CELLS or len(edges) == 0:
+        return torch.searchsorted(edges, scores, right=True)
+    span = float(edges[-1] - edges[0])
     if not 1e-30 < span < 1e30:
         return torch.searchsorted(edges, scores, right=True)
 
-    def cell_of(x: Tensor) -> Tensor:
-        return (
-            x.sub(edges[0])
-            .mul_((_CELLS - 1) / span)
-            .nan_to_num_()
-            .clamp_(-1, _CELLS)
-            .floor_()
-            .int()
-            + 1
-        )
+    def find_cell(x: Tensor) -> Tensor:
+        cell = x.sub(edges[0]).mul_((_CELLS - 1) / span).nan_to_num_()
+        return cell.clamp_(-1, _CELLS).floor_().int() + 1
 
-    with_edge = cell_of(edges)
-    edges_up_to = (
-        torch.bincount(with_edge, minlength=_CELLS + 2)
-        .cumsum(0)
-        .int()
-        .index_fill_(0, with_edge.long(), -1)
-    )
-    places = edges_up_to.index_select(0, cell_of(scores))
-    unsure = (places < 0).nonzero().flatten()
-    places[unsure] = torch.searchsorted(edges, scores[unsure], right=True, out_int32=True)
-    return places
-
-
-def weighted_mean(counts: Tensor, values: Tensor) -> Tensor:
-    """Return the mean of values that occur ``counts`` times (last dimension)."""
-    # A step without trials does not count, even where its value is infinite.
-    return torch.where(counts == 0, 0, counts * values).sum(-1) / counts.sum(-1)
+    cell_of_edge = find_cell(edges)
+    num_edges_of_cell = torch.bincount(cell_of_edge, minlength=_CELLS + 2)
+    step_of_cell = num_edges_of_cell.cumsum(0).int()
+    step_of_cell.index_fill_(0, cell_of_edge.long(), -1)  # within these, scores are compared
+    step = step_of_cell.index_select(0, find_cell(scores))
+    unsure = (step < 0).nonzero().flatten()
+    step[unsure] = torch.searchsorted(edges, scores[unsure], right=True, out_int32=True)
+    return step
 
 
 class OrderedScores(NamedTuple):
@@ -268,21 +338,24 @@ class OrderedScores(NamedTuple):
     @property
     def class_sizes(self) -> Tensor:
         """Numbers of non-targets and targets, ``(2,)``."""
-        return torch.stack(
-            [self.targets.new_full((), len(part), dtype=torch.int64) for part in self]
-        )
+        num_nontargets = self.targets.new_full((1,), len(self.nontargets), dtype=torch.int64)
+        num_targets = self.targets.new_full((1,), len(self.targets), dtype=torch.int64)
+        return torch.cat([num_nontargets, num_targets])
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
         """Return sums of costs in nats of log-likelihood ratios, and numbers of trials:
         non-targets, targets.
         """
-        costs = softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()
-        return torch.stack(costs), self.class_sizes
+        nontarget_cost = softplus(widen(self.nontargets)).sum()
+        target_cost = softplus(-widen(self.targets)).sum()
+        return torch.stack([nontarget_cost, target_cost]), self.class_sizes
 
     def count_between(self, edges: Tensor) -> Tensor:
         """Return non-targets and targets in each of the bins between edges, ``(2, E + 1)``."""
-        below = torch.stack([torch.searchsorted(part, edges) for part in self])
-        return torch.cat([pad(below, (1, 0)), self.class_sizes[:, None]], dim=1).diff()
+        nontargets_below = torch.searchsorted(self.nontargets, edges)
+        targets_below = torch.searchsorted(self.targets, edges)
+        below = pad(torch.stack([nontargets_below, targets_below]), (1, 0))
+        return torch.cat([below, self.class_sizes[:, None]], dim=1).diff()
 
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest score; NaN where one is NaN, infinite where there is
@@ -290,7 +363,8 @@ class OrderedScores(NamedTuple):
         """
         none = self.targets.new_full((1,), torch.inf)
         low = torch.cat([none, self.targets[:1], self.nontargets[:1]]).amin()
-        return low, torch.cat([-none, self.targets[-1:], self.nontargets[-1:]]).amax()
+        high = torch.cat([-none, self.targets[-1:], self.nontargets[-1:]]).amax()
+        return low, high
 
 
 class CountedScores(NamedTuple):
@@ -315,29 +389,34 @@ class CountedScores(NamedTuple):
         return self.counts.sum(-1)
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`OrderedScores.cllr_costs_and_sizes` returns."""
-        cost = (
-            softplus(torch.stack([self.values, -self.values]))
-            if self.costs is None
-            else self.costs()
-        )
-        cost = cost.view(2, *[1] * (self.counts.dim() - 2), -1)
+        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials:
+        non-targets, targets ``(2, ...)``.
+        """
+        if self.costs is None:
+            cost = softplus(torch.stack([self.values, -self.values]))
+        else:
+            cost = self.costs()
+        num_replicate_dims = self.counts.dim() - 2
+        cost = cost.view(2, *[1] * num_replicate_dims, -1)
         # Only where a trial is: the cost of an absent one may be infinite.
-        return torch.where(self.counts > 0, self.counts * cost, 0).sum(-1), self.class_sizes
+        costs = (self.counts * cost).masked_fill(self.counts <= 0, 0)
+        return costs.sum(-1), self.class_sizes
 
     def count_between(self, edges: Tensor) -> Tensor:
-        """Return what :meth:`OrderedScores.count_between` returns."""
+        """Return non-targets and targets in each of the bins between edges, ``(2, ..., E + 1)``."""
         slots = torch.bucketize(self.values, edges, right=True)
         counts = widen(self.counts)
-        return counts.new_zeros(*counts.shape[:-1], len(edges) + 1).index_add(-1, slots, counts)
+        empty = counts.new_zeros(*counts.shape[:-1], len(edges) + 1)
+        return empty.index_add(-1, slots, counts)
 
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`OrderedScores.span_or_nan` returns."""
-        seen, ends = (self.counts > 0).flatten(0, -2).any(0), (self.values, -self.values)
-        low, high = (
-            pad(torch.where(seen, end, torch.inf), (0, 1), value=torch.inf).amin() for end in ends
-        )
-        return low, -high
+        """Return the lowest and the highest score; NaN where one is NaN, infinite where there is
+        none.
+        """
+        is_unseen = (self.counts <= 0).flatten(0, -2).all(0)
+        low = pad(self.values.masked_fill(is_unseen, torch.inf), (0, 1), value=torch.inf)
+        high = pad(self.values.masked_fill(is_unseen, -torch.inf), (0, 1), value=-torch.inf)
+        return low.amin(), high.amax()
 
 
 def mean_costs_between(
@@ -349,27 +428,29 @@ def mean_costs_between(
     Where no trial lies, it is the cost of the middle between two edges: rounding may move a trial
     across an edge.
     """
-    (values, counts), number = trials.values_and_counts(), trials.count_between(edges)
-    slots, sums = (
-        torch.bucketize(values, edges, right=True),
-        torch.zeros_like(number, dtype=widen(values).dtype),
-    )
-    for sum_of_class, sign, times in zip(sums, (1, -1), counts, strict=True):
+    values, counts = trials.values_and_counts()
+    num_trials = trials.count_between(edges)
+    slots = torch.bucketize(values, edges, right=True)
+    sums = torch.zeros_like(num_trials, dtype=widen(values).dtype)
+    for sum_of_class, sign, counts_of_class in zip(sums, (1, -1), counts, strict=True):
+        costs = counts_of_class * softplus(sign * widen(values))
         # Only where a trial is: the cost of an absent one may be infinite.
-        sum_of_class.index_add_(
-            0, slots, torch.where(times > 0, times * softplus(sign * widen(values)), 0)
-        )
-    return torch.where(number > 0, sums / number, softplus(torch.stack([middles, -middles])))
+        sum_of_class.index_add_(0, slots, costs.masked_fill(counts_of_class <= 0, 0))
+    cost_of_middle = softplus(torch.stack([middles, -middles]))
+    return torch.where(num_trials > 0, sums / num_trials, cost_of_middle)
 
 
 def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
     """Return trials ``(P,)`` in order."""
     scores = scores.detach()
+    is_nontarget = ~is_target
     if is_numpy_ready(scores):  # NumPy copies what a mask selects several times as fast
-        parts = [torch.from_numpy(scores.numpy()[mask.numpy()]) for mask in (~is_target, is_target)]
+        nontargets = torch.from_numpy(scores.numpy()[is_nontarget.numpy()])
+        targets = torch.from_numpy(scores.numpy()[is_target.numpy()])
     else:
-        parts = [scores[~is_target], scores[is_target]]
-    return OrderedScores(*map(sort_scores, parts))
+        nontargets = scores[is_nontarget]
+        targets = scores[is_target]
+    return OrderedScores(sort_scores(nontargets), sort_scores(targets))
 
 
 def count_by_score(
@@ -383,28 +464,34 @@ def count_by_score(
     check_trials(preds, target, validate_args)
     check_bandwidth(bandwidth)
     if bandwidth is not None:
-        return count_smoothly(
-            lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten()
-        )
-    scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
+        grid = lay_grid(preds.flatten(), bandwidth)
+        return count_smoothly(grid, preds.flatten(), target.flatten())
+    scores = at_least_float32(preds.detach().flatten())
+    is_target = target.detach().flatten().bool()
     return count_ordered(sort_by_class(scores, is_target))
 
 
 def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
     """Return the exact steps of trials in order."""
-    targets, times = ordered.targets.unique_consecutive(return_counts=True)
+    targets, num_equal = ordered.targets.unique_consecutive(return_counts=True)
     below, up_to = _count_nontargets_below(targets, ordered.nontargets)
-    times, tied = widen(times), widen(up_to - below)
-    # Non-targets below the first target, between neighbours, and above the last.
+    num_targets = pad(widen(num_equal), (1, 0))
+    num_tied = widen(up_to - below)
+    # Non-targets below the first target, between neighbours, and above the last: each target with
+    # those above it, or, of negated scores, with those below it.
     total = below.new_full((1,), len(ordered.nontargets))
-    low, high = (widen(torch.cat([pad(ranks, (1, 0)), total]).diff()) for ranks in (below, up_to))
-    ascending = Steps(targets, pad(times, (1, 0)), low, pad(tied, (1, 0)))
+    nontargets = widen(torch.cat([pad(below, (1, 0)), total]).diff())
+    nontargets_negated = widen(torch.cat([pad(up_to, (1, 0)), total]).diff()).flip(0)
+    ascending = Steps(targets, num_targets, nontargets, pad(num_tied, (1, 0)))
     descending = Steps(
-        -targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0))
+        -targets.flip(0),
+        pad(num_targets[1:].flip(0), (1, 0)),
+        nontargets_negated,
+        pad(num_tied.flip(0), (1, 0)),
     )
     # Sorting puts NaN last.
-    last = torch.cat([part[-1:] for part in ordered])
-    return mark_undefined(StepsOfBothSigns(ascending, descending), last.isnan().any())
+    highest = torch.cat([ordered.nontargets[-1:], ordered.targets[-1:]])
+    return mark_undefined(StepsOfBothSigns(ascending, descending), highest.isnan().any())
 
 
 def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
@@ -412,7 +499,7 @@ def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
     them.
 
     Counts in these cells give the same calibration as the scores, and as the negated scores: a
-    block of PAV begins or ends at a target. Of very many targets, evenly spaced ones have a cell.
+    pool of PAV begins or ends at a target. Of very many targets, evenly spaced ones have a cell.
     """
     values = torch.cat([scores.flatten() for scores in targets])
     values = values[values.isfinite()].unique()
@@ -445,14 +532,15 @@ def count_by_bin(
     less.
     """
     counts = torch.stack([widen(targets), widen(nontargets)])
-    ascending = descending = counts
+    ascending = counts
+    descending = counts
     if is_separated:  # two steps per bin
         edges = torch.cat([edges.repeat_interleave(2), edges[-1:]])
-        first, second = counts.clone(), counts.clone()
-        first[0], second[1] = 0, 0
-        ascending, descending = (
-            torch.stack(pair, dim=-1).flatten(1) for pair in ((first, second), (second, first))
-        )
+        only_nontargets = counts.clone()
+        only_nontargets[0] = 0
+        only_targets = counts - only_nontargets
+        ascending = torch.stack([only_nontargets, only_targets], dim=-1).flatten(1)
+        descending = torch.stack([only_targets, only_nontargets], dim=-1).flatten(1)
     steps = StepsOfBothSigns(Steps(edges, *ascending), Steps(-edges.flip(0), *descending.flip(1)))
     return mark_undefined(steps, has_nan)
 
@@ -462,15 +550,17 @@ def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor
     it.
     """
     if not is_numpy_ready(nontargets):
-        return torch.searchsorted(nontargets, targets), torch.searchsorted(
-            nontargets, targets, right=True
-        )
-    values, ordered = targets.numpy(), nontargets.numpy()
-    below = np.searchsorted(ordered, values)
-    up_to, ties = below.copy(), np.flatnonzero(below < len(ordered))
-    ties = ties[ordered[below[ties]] == values[ties]]  # a second search, for the few ties alone
-    up_to[ties] = np.searchsorted(ordered, values[ties], "right")
-    return torch.from_numpy(below), torch.from_numpy(up_to)
+        below = torch.searchsorted(nontargets, targets)
+        return below, torch.searchsorted(nontargets, targets, right=True)
+    target_values = targets.numpy()
+    nontarget_values = nontargets.numpy()
+    num_below = np.searchsorted(nontarget_values, target_values)
+    num_up_to = num_below.copy()
+    # A second search, for the few ties alone.
+    tied = np.flatnonzero(num_below < len(nontarget_values))
+    tied = tied[nontarget_values[num_below[tied]] == target_values[tied]]
+    num_up_to[tied] = np.searchsorted(nontarget_values, target_values[tied], "right")
+    return torch.from_numpy(num_below), torch.from_numpy(num_up_to)
 
 
 class ScoresAndSteps(NamedTuple):

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.condition_scores import ConditionScores
-from vpmetrics._scores.measures import d_ece_term
 from vpmetrics._scores.pair_blocks import PairBlocks
-from vpmetrics._scores.score_counts import Finder
+from vpmetrics._scores.score_counts import Finder, d_ece_term
 from vpmetrics._util.dtypes import wide_dtype
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._scores.measures import expected_disclosure, linkability_of_bins
-from vpmetrics._scores.score_counts import Steps
+from vpmetrics._scores.measures import linkability_of_bins
+from vpmetrics._scores.score_counts import Steps, expected_disclosure
 from vpmetrics._scores.trial_rows import TrialRows, round_scores
 from vpmetrics._util.dtypes import wide_dtype, widen
 from vpmetrics._utterances.utterances import Utterances, add_counts, count_values

@@ -28,14 +28,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.condition_scores import collect_pair_scores
-from vpmetrics._scores.measures import (
-    eer_of_steps,
-    expected_disclosure,
-    found_among_of_steps,
-    tpr_at_fpr_of_steps,
-)
+from vpmetrics._scores.measures import eer_of_steps, found_among_of_steps, tpr_at_fpr_of_steps
 from vpmetrics._scores.pair_blocks import PairBlocks
-from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns
+from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns, expected_disclosure
 from vpmetrics._scores.scorers import FEW_PAIRS, SCORERS
 from vpmetrics._util.dtypes import is_finite_everywhere, wide_dtype, widen
 from vpmetrics._util.scalar import FULL_DISCLOSURE
@@ -1011,7 +1006,7 @@ def steps_of_counts(counts: Tensor, is_permuted: bool) -> Steps:
 def take_row(steps: Steps, row: int) -> Steps:
     """Return one row of steps ``(..., S)``, with the pools that are known already."""
     one = Steps(steps.edges, steps.targets[row], steps.nontargets[row])
-    one.__dict__["block_of_step"] = steps.block_of_step[row]
+    one.__dict__["pool_of_step"] = steps.pool_of_step[row]
     return one
 
 
@@ -1088,7 +1083,7 @@ def merge_bins(steps: Steps) -> Tensor:
         2 * steps.nontargets.sum()
     )
     number = ((share.cumsum(0) - share) * _CELLS).floor()
-    begins = (number.diff() > 0) | (steps.block_of_step.diff() > 0)
+    begins = (number.diff() > 0) | (steps.pool_of_step.diff() > 0)
     return pad(begins.long().cumsum(0), (1, 0))
 
 

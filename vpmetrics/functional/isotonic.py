@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._scores.pav import number_pav_blocks, replace_by_block_sums
+from vpmetrics._scores.pav import number_pools, sum_over_pools
 from vpmetrics._scores.score_counts import count_by_score, count_smoothly, make_finder
 from vpmetrics._scores.smoothing import interpolate_smoothed, lay_grid
 from vpmetrics._util.dtypes import at_least_float32, power_of_two_near, result_dtype, widen
@@ -62,12 +62,13 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
         widen(y) / unit,
         widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1),
     )
-    blocks = number_pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
-    weight = replace_by_block_sums(masses, blocks)
+    pool = number_pools(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
+    mass_of_pool = sum_over_pools(masses, pool)
 
     def replace_by_rounded_means(x: Tensor) -> Tensor:
         # Infinity times a weight of zero is NaN, so such values are masked.
-        return replace_by_block_sums(torch.where(masses > 0, x * masses, 0), blocks) / weight
+        products = (x * masses).masked_fill(masses <= 0, 0)
+        return (sum_over_pools(products, pool) / mass_of_pool).gather(-1, pool)
 
     rough = replace_by_rounded_means(values.detach())
     # The values minus a first mean are small, and so is the rounding of their sum.

@@ -19,12 +19,10 @@ from vpmetrics._scores.calibration import transferred_llr
 from vpmetrics._scores.condition_scores import collect_trial_scores
 from vpmetrics._scores.measures import (
     entropy_of_costs,
-    expected_disclosure,
     llr_disclosure,
     minimum_cross_entropy,
     prior_entropy,
     tag_number,
-    worst_laplace_evidence,
 )
 from vpmetrics._scores.score_counts import StepsOfBothSigns, count_by_score
 from vpmetrics._scores.speaker_disclosure import (
@@ -85,12 +83,13 @@ def zebra_disclosure(
 
 def zebra_of_both_signs(steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return what :func:`zebra_disclosure` returns."""
-    l_w = worst_laplace_evidence(steps.ascending)
+    disclosure, disclosure_reversed = steps.disclosures
+    l_w = steps.ascending.worst_evidence
     return {
-        "d_ece": expected_disclosure(steps.ascending).to(dtype),
+        "d_ece": disclosure.to(dtype),
         "l_w": l_w.to(dtype),
         "tag": tag_number(l_w).to(dtype),  # an integer, but loggers want floating numbers
-        "d_ece_reversed": expected_disclosure(steps.descending).to(dtype),
+        "d_ece_reversed": disclosure_reversed.to(dtype),
     }
 
 

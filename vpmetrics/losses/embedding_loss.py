@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._scores.measures import expected_disclosure
-from vpmetrics._scores.score_counts import Steps, count_by_score
+from vpmetrics._scores.score_counts import Steps, count_by_score, expected_disclosure
 from vpmetrics._scores.smoothing import lay_grid, soft_counts_on_grid
 from vpmetrics._util.dtypes import at_least_float32, widen
 from vpmetrics._util.validation import check_embeddings, check_floating

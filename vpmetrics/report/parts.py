@@ -29,12 +29,11 @@ from vpmetrics._scores.jackknife import (
 from vpmetrics._scores.measures import (
     SCORE_MEASURES,
     choose_sign,
-    expected_disclosure,
     found_among_of_steps,
     linkability_edges,
 )
 from vpmetrics._scores.pair_blocks import PairBlocks
-from vpmetrics._scores.score_counts import Steps, lay_edges_at_targets
+from vpmetrics._scores.score_counts import Steps, expected_disclosure, lay_edges_at_targets
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._scores.speaker_disclosure import (
     SpeakerDisclosure,

@@ -33,10 +33,10 @@ from vpmetrics._scores.measures import (
     choose_sign,
     cllr_costs_and_sizes,
     cllr_from_sums,
-    d_ece_term,
     found_among_of_steps,
     llr_disclosure,
 )
+from vpmetrics._scores.score_counts import d_ece_term
 from vpmetrics._scores.speaker_disclosure import compute_disclosure_of_trials, speaker_scalars
 from vpmetrics._scores.speaker_similarity import summarise_matrix
 from vpmetrics._util.distributed import SINGLE_PROCESS
