@@ -602,7 +602,9 @@ def _attributes(
     values = {}
     for name, labels in attributes.items():
         found, before = (
-            F.attribute_disclosure(sides[side], labels, speakers, permutations=1)
+            F.attribute_disclosure(
+                sides[side], labels, speakers, permutations=1, order_by=sides["original"]
+            )
             for side in ("protected", "original")
         )
         values |= {

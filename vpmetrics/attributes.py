@@ -162,7 +162,12 @@ class AttributeDisclosure(PrivacyMetric):
             for name in self.attributes:
                 labels = states[_state_name(name)]
                 result = attribute_disclosure(
-                    states["protected"], labels, speakers, self.intervals, self.permutations
+                    states["protected"],
+                    labels,
+                    speakers,
+                    self.intervals,
+                    self.permutations,
+                    order_by=states["original"],
                 )
                 before = attribute_disclosure(
                     states["original"], labels, speakers, confidence=None, permutations=0

@@ -90,3 +90,25 @@ def test_two_speakers_have_no_interval():
         result = attribute_disclosure(rows, place // 5 % 2, place % 2, confidence=0.9)
     assert result.disclosure.isfinite()
     assert result.low.isnan()
+
+
+def test_folds_and_draws_stay_while_the_rows_that_give_the_order_do():
+    draw = torch.Generator().manual_seed(3)
+    speakers = torch.arange(24).repeat_interleave(4)
+    labels = speakers % 2
+    original = torch.randn(96, 6, generator=draw, dtype=torch.float64)
+    protected = original + 0.5 * labels[:, None]
+    retrained = protected + 1e-9 * torch.randn(96, 6, generator=draw, dtype=torch.float64)
+    rows = torch.randperm(96, generator=draw)
+    for order_by, is_same in ((original, True), (torch.ones_like(original), False), (None, False)):
+        results = [
+            attribute_disclosure(side, labels, speakers, permutations=2, order_by=order_by)
+            for side in (protected, retrained)
+        ]
+        change = (results[0].disclosure - results[1].disclosure).abs()
+        assert (change < 1e-6) == is_same
+        shuffled = None if order_by is None else order_by[rows]
+        again = attribute_disclosure(
+            protected[rows], labels[rows], speakers[rows], permutations=2, order_by=shuffled
+        )
+        torch.testing.assert_close(again, results[0], atol=1e-9, rtol=0)

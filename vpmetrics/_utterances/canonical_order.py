@@ -4,6 +4,12 @@ Neither labels nor the order of rows, batches or processes may change a result. 
 sorted once, by a hash of their embeddings: an order that looks random, and in which everything
 after it may count, slice and stride. The hash is that of the original speech where there is any, so
 that it stays the same while an anonymiser is trained.
+
+Every bit counts, so that an encoder that pads or batches otherwise gives another order: other folds
+and draws, as good as the first. Rounded numbers have borders, too. Where 192 numbers moved by 1e-6
+of their size, all rows changed when rounded to 16 bits after the point and 4 % when rounded to 8,
+and a single row that changes its place moves those behind it. Coarser still, similar voices would
+stand together. Compare runs that embed alike.
 """
 
 from __future__ import annotations

@@ -27,7 +27,6 @@ from vpmetrics._utterances.canonical_order import (
     lexsort_columns,
     mix_bits,
     number_sets,
-    order_rows,
     sum_hashes,
 )
 from vpmetrics._utterances.utterances import count_values, encode_labels, take_evenly
@@ -61,6 +60,7 @@ def attribute_disclosure(
     confidence: float | None = 0.95,
     permutations: int = 10,
     seed: int = 0,
+    order_by: Tensor | None = None,
 ) -> AttributeResult:
     r"""Compute the mutual information of embeddings and an attribute, as a classifier on unseen
     speakers realises it.
@@ -81,6 +81,9 @@ def attribute_disclosure(
         permutations: How often labels are permuted for the chance level: among speakers where each
             speaker has one label, otherwise within speakers; 0 for no chance level.
         seed: Seed of the permutations.
+        order_by: Embeddings ``(N, E)`` of the same rows whose values decide which speakers make a
+            fold and which labels are drawn; ``embeddings`` where left out. With original speech
+            here the folds stay the same while an anonymiser is trained.
 
     Returns:
         :class:`AttributeResult` of scalars; NaN with one warning for fewer than two classes, or
@@ -110,13 +113,17 @@ def attribute_disclosure(
     dtype = result_dtype(embeddings)
     # Rows, classes and speakers in canonical order, so that neither row order nor labels change a
     # draw.
-    order = order_rows(embeddings)
-    embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
-    hashes = hash_rows(embeddings)
+    hashes = [hash_rows(embeddings)]  # the last one breaks ties
+    if order_by is not None:
+        check_utterances("order_by", order_by, "speakers", speakers)
+        hashes.insert(0, hash_rows(order_by))
     num_classes, target = _index_labels(labels, hashes)
-    num_speakers, speaker_index = _index_labels(speakers, mix_bits(hashes + target))
-    order = lexsort_columns(speaker_index, target, hashes)  # also an order of equal rows
-    embeddings, target, speaker_index = embeddings[order], target[order], speaker_index[order]
+    hashes_with_labels = [mix_bits(hash_of_row + target) for hash_of_row in hashes]
+    num_speakers, speaker_index = _index_labels(speakers, hashes_with_labels)
+    order = lexsort_columns(speaker_index, target, *reversed(hashes))
+    embeddings = embeddings[order]
+    target = target[order]
+    speaker_index = speaker_index[order]
     pairs = torch.stack([target, speaker_index]).unique(dim=1)
     if num_classes < 2 or int(count_values(pairs[0], num_classes).amin()) < 2:
         reason = "two classes" if num_classes < 2 else "two speakers of every class"
@@ -172,12 +179,11 @@ def attribute_disclosure(
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
-def _index_labels(labels: Tensor, hashes: Tensor) -> tuple[int, Tensor]:
-    """Return the number of labels, and the label of each row as an index ``(N,)``, in the order of
-    their hashes.
-    """
+def _index_labels(labels: Tensor, hashes: Sequence[Tensor]) -> tuple[int, Tensor]:
+    """Return the number of labels, and the label of each row as an index in order of hashes."""
     names, index = labels.unique(return_inverse=True)
-    return len(names), number_sets(sum_hashes(hashes, index, len(names)))[index]
+    hashes_of_names = [sum_hashes(hash_of_row, index, len(names)) for hash_of_row in hashes]
+    return len(names), number_sets(*hashes_of_names)[index]
 
 
 def _permute_labels(
