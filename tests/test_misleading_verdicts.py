@@ -146,3 +146,23 @@ def test_encoders_are_one_attacker_who_also_has_the_weak_one():
     assert report.headline.disclosure > alone.disclosure - 0.03
     assert report.headline.encoder == "a and b"
     assert report.headline.level == alone.level == "high"
+
+
+def test_conversations_and_the_worst_speaker_are_those_of_all_encoders():
+    original, draw = voices(8)
+    other = noise(draw)
+    # The second encoder hears a little of everybody, and one speaker is left as she is.
+    weak = other + noise(draw)[:SPEAKERS][NAMES]
+    protected = weak + 8 * noise(draw)
+    protected[NAMES == 4] = weak[NAMES == 4]
+    first, second = (original, noise(draw)), (weak, protected)
+    for attacks in (ATTACKS, [Plain()]):
+        metric = VoicePrivacy(attacks=attacks)
+        metric.update({"a": first[0], "b": second[0]}, {"a": first[1], "b": second[1]}, NAMES)
+        values = metric.compute()
+        alone = VoicePrivacy(attacks=attacks)
+        alone.update(*second, NAMES)
+        expected = alone.compute()["disclosure_conversation"]
+        assert values["disclosure_conversation"] > expected - 0.03
+        headline = metric.report().headline
+        assert (headline.worst_place, headline.is_speaker_exposed) == (4, True)

@@ -263,6 +263,11 @@ class FusedAttacker:
         # all features of the last condition, where these are few
         self._kept_blocks: dict[str, list[FeatureBlock]] = {}
 
+    @property
+    def encoders(self) -> Sequence[EvaluationData]:
+        """The utterances as each encoder embeds them."""
+        return self._encoders
+
     def report_attacks(self, results: Mapping[str, FusedResult]) -> tuple[ReportedAttack, ...]:
         """Return all attacks, with what each finds by itself, and its share, in the results by
         condition.

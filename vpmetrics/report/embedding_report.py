@@ -307,7 +307,7 @@ def _choose_length(
 def _find_worst_speaker(computed: Mapping[str, _ComputedCondition], labels: Tensor) -> WorstSpeaker:
     """Find the speaker who discloses most in any condition in which speakers should be hidden."""
     rows = [
-        condition.folds.single
+        condition.folds.single_speakers
         for condition in computed.values()
         if Part.WORST_SPEAKER in condition.parts and condition.folds is not None
     ]

@@ -400,14 +400,16 @@ def compute_found(scored: ScoresPart, groups: JackknifeGroups | None) -> FoundPa
 class FoldsOfCondition:
     """Rows of a condition whose comparison gives its scores.
 
-    ``plain``: rows of plain comparison, one fold of all speakers. ``attacked``: of each fold of
-    speakers after the fused attack; None where none was tried. ``single``: those of the two that
-    find more by single utterances.
+    ``plain``: rows of plain comparison by encoder, one fold of all speakers each. ``attacked``: of
+    each fold of speakers after the fused attack, with the profile that finds most by single
+    utterances; None where none was tried. ``single_speakers``: rows in which single speakers are
+    looked for; after the attack with all that an attacker may have, since a choice by what all
+    speakers disclose would favour the real ones over permuted ones.
     """
 
-    plain: TrialRows
+    plain: Sequence[TrialRows]
     attacked: Collection[TrialRows] | None
-    single: Collection[TrialRows]
+    single_speakers: Collection[TrialRows]
 
 
 class _AttackedFolds(Collection[TrialRows]):
@@ -449,17 +451,27 @@ def form_folds(
     strongest: FusedResult | None,
 ) -> FoldsOfCondition:
     """Return the rows of plain comparison, and of the fused attacker where one was tried."""
-    plain = form_plain_rows(data, condition, settings)
+    plain = [form_plain_rows(data, condition, settings)]
     if attacks is None or strongest is None or not strongest.attacks:
-        return FoldsOfCondition(plain, None, [plain])
-    folds = attacks.fold_rows(
-        condition, PROFILES[strongest.profile or 0] if not strongest.is_plain else None
-    )
-    num_rows = len(plain.enrolment) + len(plain.test)
-    if num_rows * plain.enrolment_rows.shape[1] <= _FEW_ENTRIES:
-        folds = list(folds)
-    attacked = _AttackedFolds(folds, condition)
-    return FoldsOfCondition(plain, attacked, [plain] if strongest.is_plain else attacked)
+        return FoldsOfCondition(plain, None, plain)
+    # A scoring may be fitted to the first encoder.
+    by_cosine = replace(settings, scoring="cosine")
+    for other_encoder in attacks.encoders[1:]:
+        plain.append(form_plain_rows(other_encoder, condition, by_cosine))
+    num_rows = len(plain[0].enrolment) + len(plain[0].test)
+    num_entries = num_rows * plain[0].enrolment_rows.shape[1]
+
+    def form_attacked(profile: int) -> Collection[TrialRows]:
+        folds = attacks.fold_rows(condition, PROFILES[profile])
+        if num_entries <= _FEW_ENTRIES:
+            folds = list(folds)
+        return _AttackedFolds(folds, condition)
+
+    richest = len(PROFILES) - 1
+    of_richest = form_attacked(richest)
+    if strongest.profile is None or strongest.profile == richest:
+        return FoldsOfCondition(plain, of_richest, of_richest)
+    return FoldsOfCondition(plain, form_attacked(strongest.profile), of_richest)
 
 
 class _Candidate(NamedTuple):
@@ -483,7 +495,7 @@ def compute_conversations(
     finds.
     """
     keys = ("d_ece_conversation", "d_ece_conversation_chance", "found_in_100_conversation")
-    device = folds.plain.enrolment_rows.device
+    device = folds.plain[0].enrolment_rows.device
     if length is None:
         nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
         return ConversationsPart(dict.fromkeys(keys, nan), None)
@@ -498,7 +510,9 @@ def compute_conversations(
         )
 
     with suppress_warnings():
-        candidates = _measure_conversations(score([folds.plain]), groups, num_signs=2)
+        candidates: list[_Candidate] = []
+        for plain in folds.plain:
+            candidates += _measure_conversations(score([plain]), groups, num_signs=2)
         if folds.attacked is not None:  # signs are part of the attack
             candidates += _measure_conversations(score(folds.attacked), groups, num_signs=1)
     disclosures = torch.stack([candidate.d_ece for candidate in candidates])
