@@ -4,12 +4,14 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from reports import score_report
 
+from vpmetrics import VoicePrivacy
 from vpmetrics._scores.worst_speaker import WorstSpeaker
 from vpmetrics.report.checks import Check
 from vpmetrics.report.headline import Risk
-from vpmetrics.report.verdict import make_headline
+from vpmetrics.report.verdict import _bound_absent_share, make_headline
 
 LOW, MODERATE, HIGH = (0.005, 0.001, 0.02, 0.001), (0.08, 0.05, 0.11, 0.04), (0.3, 0.25, 0.35, 0.2)
 
@@ -188,3 +190,21 @@ def test_the_condition_tells_what_the_attacker_needs():
     headline = decide(quiet_risks(), conditions=("PP",))
     assert headline.needs == "protected speech of the same people under the same secret"
     assert decide(quiet_risks(), conditions=("OP",)).needs == "original speech of the same people"
+
+
+@pytest.mark.filterwarnings("ignore:.*The result is NaN")
+def test_a_rate_of_zero_is_bounded_by_utterances():
+    assert _bound_absent_share(0) == math.inf
+    # 0.95 ** (1 / 2) of a coin that nobody saw fall on its head twice
+    assert _bound_absent_share(2) == pytest.approx(1 - math.sqrt(0.05))
+    draw = torch.Generator().manual_seed(0)
+    names = torch.arange(30).repeat_interleave(10)
+    original = torch.randn(300, 24, generator=draw)
+    # Everybody sounds least like themselves.
+    metric = VoicePrivacy(attacks=None, conversations=0)
+    metric.update(original, -original.view(30, 10, 24).mean(1)[names], names)
+    report = metric.report()
+    rates = [risk for risk in report.risks if risk.name == "tpr_at_1e-3" and risk.value == 0]
+    assert rates
+    assert all(risk.high <= _bound_absent_share(300) for risk in rates)
+    assert report.conditions["OP"].num_tests == 300

@@ -174,6 +174,7 @@ def report_condition(
         jackknife=collected.join_jackknives(),
         counts=scored.counts,
         confidence=settings.intervals,
+        num_tests=len(data.sides(condition, settings.enrolment)[1]),
     )
     return _ComputedCondition(report, parts, folds, risk_groups)
 

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 class ConditionReport:
     """One condition: its scalars, and the data of its figures; None where nothing needed them.
 
-    ``is_llr``: given scores may be log-likelihood
-    ratios, cosines are none. ``calibrated()``: given scores of each half of the speakers,
-    calibrated on the other half.
+    ``is_llr``: given scores may be log-likelihood ratios, cosines are none. ``calibrated()``: given
+    scores of each half of the speakers, calibrated on the other half. ``num_tests``: test
+    utterances, 0 where trials are given.
     """
 
     scalars: dict[str, Tensor]
@@ -66,6 +66,7 @@ class ConditionReport:
     counts: ReplicateCellCounts | None = None
     confidence: float | None = None
     calibrated: Callable[[], list[ScoredTrials]] | None = None
+    num_tests: int = 0
 
     @property
     def num_trials(self) -> tuple[int, int]:

@@ -80,6 +80,7 @@ UPPER_LIMITS = {
     "found_in_100": FOUND.limit_high,
     "found_in_100_conversation": FOUND.limit_high,
 }
+RATES = (LOW_FPR, HIGHER_FPR)
 MAIN_RISKS = frozenset([CONVERSATION.name, SINGLE.name])
 
 
@@ -128,6 +129,8 @@ def collect_risks(report: PrivacyReport) -> tuple[Risk, ...]:
     risks = []
     for condition, kind, key in chosen:
         low, high = _find_interval(report, key, RISK_CONFIDENCE)
+        if kind in RATES and values.get(key) == 0:
+            high = min(high, _bound_absent_share(report.conditions[condition].num_tests))
         low_corrected, _ = _find_interval(report, key, corrected_confidence)
         chance = kind.fixed_chance
         if kind.chance_key:
@@ -151,6 +154,18 @@ def collect_risks(report: PrivacyReport) -> tuple[Risk, ...]:
         )
         risks.append(replace(risk, sentence=_describe_risk(risk)))
     return tuple(risks)
+
+
+def _bound_absent_share(num_utterances: int) -> float:
+    """Return the upper end of the share of utterances that are found, where none of them was.
+
+    An utterance is found or not, whatever it is compared with. Counted by speakers, of whom one in
+    ten may be absent among thirty, a rate of exactly 0 would be bounded by 10 %, and a rate that
+    chance alone gives by 0.3 %. Whether speakers differ is for the worst speaker's test to tell.
+    """
+    if num_utterances == 0:
+        return math.inf
+    return 1 - math.pow(1 - RISK_CONFIDENCE, 1 / num_utterances)
 
 
 def _choose_kind(
