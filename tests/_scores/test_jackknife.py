@@ -380,3 +380,23 @@ def test_jackknife_profile_equals_the_profile_without_that_speaker():
     assert float((high - low).amax()) > 0.01
     hidden = make_report(voices(leak=0.05), intervals=0.95).conditions["OP"]
     assert bool((hidden.cross_entropy_interval(odds)[1] <= prior_entropy(odds) + 1e-12).all())
+
+
+def test_saturating_numbers_have_the_interval_of_what_is_missing():
+    # One of thirty speakers misses a fifth: as rare as that, it may be four times as much.
+    each = torch.ones(30, dtype=torch.float64)
+    each[4] = 0.8
+    value = each.mean()
+    replicates = (each.sum() - each) / 29
+    missing = 1 - float(value)
+    error = float(each.std() / math.sqrt(30))
+    reach = stats.t(29).ppf(0.975) * error
+    low, high = jackknife_interval(value, replicates, 0.95, 0.0, 1.0, is_saturating=True)
+    assert float(low) == pytest.approx(1 - missing * math.exp(reach / missing))
+    assert float(high) == pytest.approx(1 - missing * math.exp(-reach / missing))
+    # Far from the end it is the interval of the number itself.
+    plain = jackknife_interval(value / 50, replicates / 50, 0.95, 0.0, 1.0)
+    far = jackknife_interval(value / 50, replicates / 50, 0.95, 0.0, 1.0, is_saturating=True)
+    assert_close(torch.stack(far), torch.stack(plain), atol=1e-5, rtol=0)
+    unbounded = jackknife_interval(value, replicates, 0.95, is_saturating=True)
+    assert_close(torch.stack(unbounded), torch.stack(jackknife_interval(value, replicates, 0.95)))

@@ -515,6 +515,7 @@ def _intervals_of_keys(
     )
     no_bias = value.new_zeros(())
     bias = torch.stack([widen(jackknife.bias.get(key, no_bias)) for key in keys])
+    is_saturating = torch.tensor([scalar(key).is_saturating for key in keys], device=value.device)
     ends = jackknife_interval(
         value,
         value[:, None] + changes,
@@ -523,6 +524,7 @@ def _intervals_of_keys(
         ranges[:, 1],
         jackknife.groups.kept_over_dropped,
         bias,
+        is_saturating,
     )
     # Where trials are few some numbers are undefined, as documented.
     is_told = torch.tensor([not scalar(key).needs_many_trials for key in keys], device=value.device)
@@ -560,6 +562,7 @@ def jackknife_interval(
     highest: Tensor | float = math.inf,
     kept_over_dropped: float | None = None,
     bias: Tensor | float | None = None,
+    is_saturating: Tensor | bool = False,
 ) -> tuple[Tensor, Tensor]:
     r"""Return both ends of a jackknife confidence interval.
 
@@ -574,6 +577,13 @@ def jackknife_interval(
     number, and the interval always holds :math:`\theta`. Where no replicate differs from a value at
     one end of its range, the interval is a Clopper-Pearson bound.
 
+    A number close to the upper end :math:`h` of its range misses it because of few speakers, and a
+    sample may hold none of these. Where ``is_saturating``, the interval is that of the logarithm of
+    what is missing, with :math:`m = h - \hat\theta`:
+
+    .. math::
+        h - m e^{\pm t_{G - 1} \sigma / m}
+
     Args:
         value: The numbers, ``(...)``.
         replicates: The numbers without each group, ``(..., G)``; ends are NaN where one is
@@ -583,16 +593,25 @@ def jackknife_interval(
         highest: Upper end of the range of each number.
         kept_over_dropped: Speakers kept over speakers left out, :math:`r`; ``G - 1`` when left out.
         bias: What to subtract from the value; :math:`b` when left out.
+        is_saturating: Which numbers often come close to the upper end of their range.
     """
     estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
     wide = widen(value.detach())
+    lowest_end = torch.as_tensor(lowest, dtype=wide.dtype, device=wide.device)
+    highest_end = torch.as_tensor(highest, dtype=wide.dtype, device=wide.device)
     num_groups = replicates.shape[-1]
     reach = students_t_quantile(confidence, max(num_groups - 1, 1)) * error
     bound = clopper_pearson_or_0(wide, reach, num_groups, confidence, lowest, highest)
-    low = torch.minimum(estimate - reach, wide - bound)
-    high = torch.maximum(estimate + reach, wide + bound)
-    lowest_end = torch.as_tensor(lowest, dtype=wide.dtype, device=wide.device)
-    highest_end = torch.as_tensor(highest, dtype=wide.dtype, device=wide.device)
+    low = estimate - reach
+    high = estimate + reach
+    missing = highest_end - estimate
+    has_missing = torch.as_tensor(is_saturating, device=wide.device) & missing.isfinite()
+    has_missing = has_missing & (missing > 0)
+    factor = torch.exp(reach / torch.where(has_missing, missing, 1))
+    low = torch.where(has_missing, highest_end - missing * factor, low)
+    high = torch.where(has_missing, highest_end - missing / factor, high)
+    low = torch.minimum(low, wide - bound)
+    high = torch.maximum(high, wide + bound)
     return low.clamp(lowest_end, highest_end).to(value.dtype), high.clamp(
         lowest_end, highest_end
     ).to(value.dtype)

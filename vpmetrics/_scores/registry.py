@@ -87,6 +87,7 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
             "utterances of one person together, as many as conversation_utterances says",
             _DISCLOSURE,
             needs_many_trials=True,
+            is_saturating=True,
         ),
         _Level(
             "conversation_utterances",
@@ -105,6 +106,7 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
             "of 100 people by one utterance, the others drawn at random; 1 is perfect privacy",
             _SHARE,
             needs_many_trials=True,
+            is_saturating=True,
         ),
         Scalar(
             "found_in_100_conversation",
@@ -114,6 +116,7 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
             "the same by a conversation; 1 is perfect privacy",
             _SHARE,
             needs_many_trials=True,
+            is_saturating=True,
         ),
         _Level(
             "worst_speaker_disclosure",
@@ -404,6 +407,7 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
             "of 100 people by one utterance, the others drawn at random; 1 is perfect privacy",
             _SHARE,
             needs_many_trials=True,
+            is_saturating=True,
         ),
     ),
     "conversation": (
@@ -416,6 +420,7 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
             "utterances of one person together, to the same attackers",
             _DISCLOSURE,
             needs_many_trials=True,
+            is_saturating=True,
         ),
         _Level(
             "d_ece_conversation_chance",
@@ -433,6 +438,7 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
             "attacker finds the right one of 100 people by a conversation; 1 is perfect privacy",
             _SHARE,
             needs_many_trials=True,
+            is_saturating=True,
         ),
     ),
     "attack_limit": (

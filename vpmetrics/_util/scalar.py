@@ -66,7 +66,8 @@ class Scalar:
     ``has_interval``: whether leaving speakers out gives a confidence interval; not of extremes,
     chance levels, single speakers and names. ``needs_many_trials``: whether it is undefined,
     without a warning, where there are few trials. ``is_limited_by_speakers``: whether it cannot
-    exceed log2 of the number of speakers.
+    exceed log2 of the number of speakers. ``is_saturating``: whether it often comes close to the
+    upper end of its range, so that its interval is one of what is missing to that end.
     """
 
     key: str
@@ -78,6 +79,7 @@ class Scalar:
     has_interval: bool = True
     is_limited_by_speakers: bool = False
     is_bias_corrected: bool = False
+    is_saturating: bool = False
     needs_many_trials: bool = False
     family: str = ""
     condition: str = ""

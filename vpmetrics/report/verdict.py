@@ -190,7 +190,8 @@ def _find_interval(report: PrivacyReport, key: str, confidence: float) -> tuple[
         return math.nan, math.nan
     value = widen(report.scalars[key])
     num_speakers = len(jackknife.groups.labels)
-    lowest, highest = scalar(key).range_among(num_speakers)
+    entry = scalar(key)
+    lowest, highest = entry.range_among(num_speakers)
     low, high = jackknife_interval(
         value,
         value + jackknife.changes[key],
@@ -199,6 +200,7 @@ def _find_interval(report: PrivacyReport, key: str, confidence: float) -> tuple[
         highest,
         jackknife.groups.kept_over_dropped,
         jackknife.bias.get(key, 0.0),
+        entry.is_saturating,
     )
     return float(low), float(high)
 
