@@ -4,6 +4,7 @@
 """
 
 import gzip
+import json
 import os
 import resource
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from readers.test_formats import WRITERS
 from vpmetrics._util.inputs import InputError
 from vpmetrics.audio import AudioError, read_audio
 from vpmetrics.readers.formats import READERS, read_arrays
+from vpmetrics.readers.published import read_published_table
+from vpmetrics.readers.score_matrices import rank_matrix, read_score_matrix
 from vpmetrics.readers.trial_files import read_attributes, read_key, read_map, read_scores
 
 MUTATIONS = int(os.environ.get("MUTATIONS", "8"))
@@ -27,8 +30,10 @@ LISTS = {
     "scores.csv": (read_scores, "enrol,trial,score,label\na,b,0.5,target\nc,d,-1e3,nontarget\n"),
     "trials": (read_key, "a b target\nc d nontarget\n"),
     "utt2spk": (read_map, "u1 anna\nu2 ben\n"),
+    "Table4.csv": (read_published_table, "Experiment,EER,LID+\nB3,0.24,1.94\nB4,0.27,2.21\n"),
     "attributes.tsv": (read_attributes, "speaker\tsex\tage\nanna\tf\t30\nben\tm\t40\n"),
 }
+MATRICES = ("matrix.npy", "matrix.npy.json", "archive.npz")
 RECORDINGS = ("wav", "flac", "ogg", "mp3")
 EXTREMES = (
     b"\xff" * 4,
@@ -49,6 +54,25 @@ def load_all(path):
     return [np.asarray(arrays.load(name)) for name in arrays.by_name]
 
 
+def write_score_matrix(path):
+    """Write a matrix of scores with its speakers in an archive, or in a file beside it."""
+    scores = np.random.default_rng(0).normal(size=(4, 6))
+    rows = list("abcd")
+    columns = list("abcdab")
+    if path.suffix == ".npz":
+        np.savez(path, scores=scores, enroll_speakers=rows, test_speakers=columns)
+        return path
+    matrix = path.with_name("matrix.npy")
+    np.save(matrix, scores)
+    lists = json.dumps({"enroll_speakers": rows, "test_speakers": columns})
+    matrix.with_name("matrix.npy.json").write_text(lists)
+    return matrix
+
+
+def read_whole_matrix(path):
+    return rank_matrix(read_score_matrix(path))
+
+
 def make_good_file(path, kind):
     """Write a file of a kind, and return how it is read."""
     draw = np.random.default_rng(0)
@@ -59,6 +83,9 @@ def make_good_file(path, kind):
         read, text = LISTS[kind]
         path.write_text(text)
         return read
+    if kind in MATRICES:
+        matrix = write_score_matrix(path)
+        return lambda _: read_whole_matrix(matrix)
     soundfile.write(path, 0.1 * draw.normal(size=1600), 16000)
     return lambda path: read_audio(path, 16000)
 
@@ -84,7 +111,9 @@ def mutate(content, chance):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", [*WRITERS, *LISTS, *(f"voice.{suffix}" for suffix in RECORDINGS)])
+@pytest.mark.parametrize(
+    "kind", [*WRITERS, *LISTS, *MATRICES, *(f"voice.{suffix}" for suffix in RECORDINGS)]
+)
 def test_a_damaged_file_gives_arrays_or_an_error_that_names_it(tmp_path, kind):
     path = tmp_path / kind
     read = make_good_file(path, kind)
@@ -104,12 +133,13 @@ def test_a_damaged_file_gives_arrays_or_an_error_that_names_it(tmp_path, kind):
 @contextmanager
 def suppress_named_errors(path):
     """Let errors pass that the user can correct and that name the file."""
-    message = path.name
+    name = path.name.removesuffix(".json")  # speakers that do not fit are told of their matrix
+    message = name
     try:
         yield
     except (InputError, AudioError) as error:
         message = str(error)
-    assert path.name in message
+    assert name in message
 
 
 def test_every_format_is_damaged():
