@@ -1,5 +1,4 @@
-"""From recordings to embeddings: reading and pairing of audio files, speaker encoders, pitch
-histograms.
+"""From recordings to embeddings: audio files and their pairs, speaker encoders, pitch histograms.
 
 Two folders of recordings become the arguments of every embedding metric::
 
@@ -10,6 +9,9 @@ Two folders of recordings become the arguments of every embedding metric::
     metric = vp.VoicePrivacy()
     metric.update(voices.original, voices.protected, voices.speakers)
     print(metric.report())
+
+Encoders are trusted: model files and models of a hub can run code of their authors when they are
+loaded. Recordings, embeddings, scores and tables never run anything.
 
 Requires the extra ``audio``; ``f0_histograms`` the extra ``f0``.
 """

@@ -43,22 +43,20 @@ def load_encoder(
 ) -> SpeakerEncoder:
     """Load a speaker encoder by name, from a file, or around any callable.
 
-    ==========================  ===========================================================
-    ========== ``encoder``                 what is loaded
-    gradients ==========================
-    ===========================================================  ========== ``resemblyzer``
-    the default; weights as installed, or from PyPI's wheel      yes ``speechbrain:<source>``
-    ``EncoderClassifier``, e.g. ``speechbrain/spkrec-ecapa-``    yes
-                                ``voxceleb``
-    ``transformers:<model>``    ``AutoModelForAudioXVector`` with its feature extractor,     yes,
-    except
-                                e.g. ``microsoft/wavlm-base-plus-sv``
-                                wav2vec2-bert
-    ``<path>.pt``, ``.ts``      TorchScript                                                  yes
-    ``<path>.onnx``             ONNX by onnxruntime                                          no
-    a callable                  module, bound method or function from ``(B, T)``             as it
-    does ==========================  ===========================================================
-    ==========
+    - ``resemblyzer``: the default; weights as installed, or from PyPI's wheel.
+    - ``speechbrain:<source>``: ``EncoderClassifier``, as of
+      ``speechbrain/spkrec-ecapa-voxceleb``.
+    - ``transformers:<model>``: ``AutoModelForAudioXVector`` with its feature extractor, as of
+      ``microsoft/wavlm-base-plus-sv``.
+    - ``<path>.pt``, ``<path>.ts``: TorchScript.
+    - ``<path>.onnx``: ONNX by onnxruntime.
+    - A callable: a module, bound method or function from ``(B, T)``.
+
+    Gradients pass through all but ONNX, wav2vec2-bert of transformers, and callables that stop
+    them.
+
+    Model files and models of a hub can run code of their authors when they are loaded: load only
+    those that you trust. Embeddings, scores, tables and recordings never run anything.
 
     Models load from their hub at run time; a folder on disk works as well as a name. Files and
     callables take waveforms ``(B, T)``, and ``lengths`` where they have an argument of this name:

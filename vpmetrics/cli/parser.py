@@ -219,7 +219,8 @@ def _add_first_options(group: _ArgumentGroup) -> None:
     group.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="SOURCE", help=text)
     text = (
         "of recordings: resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL,"
-        " a TorchScript or ONNX file, or f0; several make one attacker who uses all of them"
+        " a TorchScript or ONNX file, or f0; several make one attacker who uses all of them. Models"
+        " can run code of their authors: load those you trust; other files never run anything"
     )
     group.add_argument("--encoder", action="append", default=[], metavar="NAME", help=text)
     _add_utility(group)
@@ -358,7 +359,7 @@ def _add_embed(command: ArgumentParser) -> None:
     )
     text = (
         "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, a TorchScript"
-        " or ONNX file, or f0"
+        " or ONNX file, or f0. Models can run code of their authors: load those you trust"
     )
     command.add_argument("--encoder", default="resemblyzer", metavar="NAME", help=text)
     text = "lines `utterance speaker`"
