@@ -500,9 +500,19 @@ def test_forward_of_a_binned_metric_is_its_value_of_the_batch(settings):
             assert_same(value, feed(make(**settings), [batch]).compute())
 
 
-def test_running_says_that_a_view_has_no_states():
-    with pytest.raises(ValueError, match=r"`full_state_update` set to `False` but got `?True"):
+def test_a_running_window_over_a_view_says_to_take_the_metric():
+    with pytest.raises(TypeError, match=r"Run the window over the metric: `Running\(ZebraDiscl"):
         Running(vp.ZebraDisclosure()["d_ece"], window=2)
+    with pytest.raises(ValueError, match="`full_state_update` set to `False`"):
+        Running(vp.MinCllr(thresholds=16), window=2)  # it would add bins of other ranges
+    Running(vp.MinCllr(thresholds=16, score_range=(-7, 7)), window=2)
+
+
+@each_case
+def test_a_running_window_over_a_metric_holds_its_latest_batches(case):
+    batches = case.batches()
+    running = feed(Running(case.metric(), window=2), batches)
+    assert_same(running.compute(), case.function(**join(batches[-2:])))
 
 
 @each_case

@@ -1,8 +1,8 @@
 """What every metric here adds to the contract of TorchMetrics.
 
 Six methods of the life cycle of :class:`torchmetrics.Metric` are overridden, each for the reason in
-its docstring: ``forward``, ``merge_state``, ``sync_context``, ``_sync_dist``, ``_apply``, and
-``reset`` of the metrics that observe further speakers. Everything else is left to torchmetrics.
+its docstring: ``forward``, ``reset``, ``merge_state``, ``sync_context``, ``_sync_dist`` and
+``_apply``. Everything else is left to torchmetrics.
 """
 
 from __future__ import annotations
@@ -177,6 +177,15 @@ class PrivacyMetric(Metric):
                 setattr(self, name, total)
             raise
 
+    def reset(self) -> None:
+        """Reset all states.
+
+        Overridden because torchmetrics empties lists that its ``Running`` and others still hold.
+        """
+        for name, _ in self._list_states():
+            setattr(self, name, [])
+        super().reset()
+
     def _add_totals(self, own: States, others: States) -> dict[str, Tensor]:
         """Return the tensor states of two sets of data together."""
         own, others = self._align_totals(own, others)
@@ -274,21 +283,31 @@ class PrivacyMetric(Metric):
 
         Overridden because torchmetrics adds states of other settings, and keeps the cached value.
         """
-        is_metric = isinstance(incoming_state, Metric)
-        if is_metric and not isinstance(incoming_state, type(self)):
-            super().merge_state(incoming_state)  # raises
-        states: Mapping[str, Any] = incoming_state.metric_state if is_metric else incoming_state  # type: ignore[assignment,union-attr]
+        if isinstance(incoming_state, Metric):
+            if not isinstance(incoming_state, type(self)):
+                own, other = type(self).__name__, type(incoming_state).__name__
+                raise ValueError(
+                    f"Expected incoming state to be an instance of {own}, but got {other}."
+                )
+            states = incoming_state.metric_state
+            num_updates = incoming_state._update_count
+        else:
+            states = incoming_state
+            num_updates = 1
         self._check_mergeable(states)
-        own_totals = {
-            name: state for name, state in self.metric_state.items() if isinstance(state, Tensor)
-        }
-        own, others = self._align_totals(own_totals, {name: states[name] for name in own_totals})
-        for name, total in own.items():
-            setattr(self, name, total)
-        super().merge_state({**states, **others})
-        self._update_count += (
-            incoming_state._update_count if isinstance(incoming_state, Metric) else 1
-        )
+        own_totals: dict[str, Tensor] = {}
+        other_totals: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for name, state in self.metric_state.items():
+            if isinstance(state, Tensor):
+                own_totals[name] = state
+                other_totals[name] = states[name]
+            else:
+                merged[name] = [*state, *states[name]]
+        merged |= self._add_totals(own_totals, other_totals)
+        for name, state in merged.items():
+            setattr(self, name, state)
+        self._update_count += num_updates
         self._forget_values()
         self._merge_further(incoming_state)
 
@@ -383,6 +402,16 @@ def _adopt_loaded_states(metric: PrivacyMetric, _: Any) -> None:
     metric._forget_values()
 
 
+def _refuse_running_window(view: ScalarView) -> bool:
+    """Raise, since only :class:`torchmetrics.wrappers.Running` asks, and a view has no states."""
+    name = type(view.metric).__name__
+    raise TypeError(
+        f"Expected a metric with states of its own, but {name}()[{view.key!r}] has those of the"
+        f" metric. Run the window over the metric: `Running({name}(), window)`, whose value has the"
+        f" key {view.key!r}."
+    )
+
+
 class ScalarView(WrapperMetric):
     """One entry of the dictionary that a metric returns, as a metric that returns a scalar:
     ``metric["d_ece"]``.
@@ -391,8 +420,7 @@ class ScalarView(WrapperMetric):
     view share states.
     """
 
-    # the states are the metric's: ``Running`` raises, as it would find none here
-    full_state_update: bool = True
+    full_state_update = ClassOrInstanceValue(True, _refuse_running_window)
     is_differentiable = ClassOrInstanceValue(None, lambda view: view.metric.is_differentiable)
     higher_is_better = ClassOrInstanceValue(
         None, lambda view: _is_higher_better(view.metric, view.key)

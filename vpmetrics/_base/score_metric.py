@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vpmetrics._base.privacy_metric import PrivacyMetric, States
+from vpmetrics._base.privacy_metric import ClassOrInstanceValue, PrivacyMetric, States
 from vpmetrics._scores.condition_scores import collect_trial_scores
 from vpmetrics._scores.jackknife import (
     add_intervals,
@@ -42,6 +42,10 @@ class ScoreMetric(PrivacyMetric):
     ``formula``, or defines ``_compute_value_of_steps``.
     """
 
+    # ``Running`` must refuse: it adds histograms of learnt ranges as if they were of one range.
+    full_state_update = ClassOrInstanceValue(  # type: ignore[assignment]
+        False, lambda metric: metric._learns_range
+    )
     measure: ClassVar[str] = ""  # key of a scalar value in a dictionary
     formula: Callable[[Steps], Tensor]  # of a metric of the steps of ascending scores alone
 
