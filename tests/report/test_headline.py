@@ -16,10 +16,10 @@ from vpmetrics.report.comparison import (
     table_of_systems,
     verdict_of_systems,
 )
+from vpmetrics.report.headline import describe_share
 from vpmetrics.report.privacy_report import EvaluatedSystem, _largest_of_conditions
 from vpmetrics.report.summary import (
     comparison_lines,
-    describe_share,
     sort_by_dataset_and_disclosure,
     summary_lines,
     summary_rows,

@@ -71,7 +71,7 @@ def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voic
         float(metric.compute()["rate_3"]), abs=1e-6
     )
     assert content["settings"]["population"] == [3, 5]
-    for shown in ("Re-identification in a population", "found among 3 ↓ [%]", "singled out of 5"):
+    for shown in ("Re-identification in a population", "Who is found", "OP singled out"):
         assert shown in text
 
 

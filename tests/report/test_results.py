@@ -195,4 +195,4 @@ def test_a_model_card_has_front_matter_that_the_hub_reads(title):
     values = {metric["type"]: metric["value"] for metric in result["metrics"]}
     assert values["op_disclosure"] == pytest.approx(float(known.scalars["disclosure"]), rel=1e-5)
     assert "leakage" in body.lower()
-    assert "high above 0.12 bit" in " ".join(body.split())
+    assert "0.03 and 0.12 bit from several utterances" in " ".join(body.split())

@@ -231,8 +231,10 @@ def _check_common_utterances(
 
 
 def pick_worst_and_best_speakers(system: EvaluatedSystem, embedded: EmbeddedSystem) -> list[Sample]:
-    """Return a recording of the worst, the median and the best protected speaker, by each speaker's
-    D_ECE in OP.
+    """Return a recording of the worst, the median and the best protected speaker.
+
+    The worst is the one whom the verdict names, if it names one; the order of all others is that
+    of each speaker's D_ECE in OP.
     """
     speakers = system.report.conditions["OP"].speakers
     if speakers is None:
@@ -242,6 +244,10 @@ def pick_worst_and_best_speakers(system: EvaluatedSystem, embedded: EmbeddedSyst
     ranked = sorted(known, key=lambda speaker: -disclosures[speaker])
     if not ranked:
         return []
+    headline = system.report.headline
+    if headline is not None and headline.is_speaker_exposed:
+        named = headline.worst_place
+        ranked = [named, *(speaker for speaker in ranked if speaker != named)]
     chosen = {"worst": ranked[0], "median": ranked[len(ranked) // 2], "best": ranked[-1]}
     samples = []
     for label, speaker in chosen.items():

@@ -135,7 +135,7 @@ def _print_summary(content: Content, options: OutputOptions, console: Console) -
         _print_text(line, console)
     if options.all:
         print_tables(content.tables, console)
-        console.print(summary.THRESHOLDS, style="dim", highlight=False)
+        console.print(f"{summary.RULE} {summary.LIMITS}", style="dim", highlight=False)
     if content.intervals:
         _print_text(f"In brackets: {content.intervals}.", console, "dim")
     for note in content.notes:
@@ -149,7 +149,7 @@ def _summary_lines(content: Content) -> list[str]:
     lines = [*summary.verdict_lines(verdict), ""]
     lines += summary.check_lines(comparison.collect_checks(content.systems))
     lines += summary.comparison_lines(content.systems)
-    return lines
+    return [*lines, "", *summary.explain_comparison(content.systems)]
 
 
 def _print_written(options: OutputOptions, console: Console) -> None:

@@ -42,6 +42,11 @@ class Risk:
     has_many_trials: bool = False
 
     @property
+    def is_in_bits(self) -> bool:
+        """Whether the risk is a disclosure; otherwise it is a share."""
+        return self.name in ("disclosure", "disclosure_conversation", "worst_speaker")
+
+    @property
     def is_known(self) -> bool:
         """Whether the value and its interval are defined."""
         return not (math.isnan(self.value) or math.isnan(self.high))
@@ -146,6 +151,7 @@ class Headline:
 
 
 MOST_LUCK = 0.05  # p-value up to which the worst speaker is named
+_MOST_AS_ONE_IN_N = 0.55  # above it, 1 in N is too coarse
 
 
 def show_bits(value: float) -> str:
@@ -159,3 +165,51 @@ def show_share(value: float) -> str:
         return DASH
     percent = 100 * value
     return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
+
+
+def show_risk(risk: Risk, value: float) -> str:
+    """Return a value of a risk as text, in its unit."""
+    return show_bits(value) if risk.is_in_bits else show_share(value)
+
+
+def show_interval(risk: Risk) -> str:
+    """Return the 95 % interval of a risk as text; nothing where it has none."""
+    if math.isnan(risk.low):
+        return ""
+    show = scalar("disclosure").show if risk.is_in_bits else show_share
+    return f"[{show(risk.low)}, {show(risk.high)}]"
+
+
+def describe_exposed_speaker(headline: Headline) -> str:
+    """Return a sentence on the speaker who is protected worst."""
+    what = f"Speaker {headline.worst_speaker} is exposed: {show_bits(headline.worst_disclosure)}"
+    chance = show_bits(headline.worst_chance)
+    return (
+        f"{what}, where the worst of as many speakers reaches {chance} by chance (p ="
+        f" {headline.worst_p:.2f})."
+    )
+
+
+def describe_utterances(number: int) -> str:
+    """Return how much speech of one person the attacker has, in words."""
+    return "one utterance" if number == 1 else f"{number} utterances of one person"
+
+
+def describe_share(share: float) -> str:
+    """Return how often something happens as people say it: ``1 in 9 tries``, ``6 in 10 tries``."""
+    if share >= _MOST_AS_ONE_IN_N:
+        return f"{round(10 * share)} in 10 tries"
+    if share <= 0:
+        return "no try"
+    return f"1 in {round(1 / share):,} tries"
+
+
+def describe_chance(risk: Risk) -> str:
+    """Return what chance alone would give, in words."""
+    if math.isnan(risk.chance):
+        return "what chance gives is not known"
+    if risk.value <= risk.chance:
+        return "no more than chance would give"
+    chance = show_risk(risk, risk.chance)
+    is_within_chance = not math.isnan(risk.low_corrected) and not risk.is_shown
+    return f"not told apart from chance, {chance}" if is_within_chance else f"chance gives {chance}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from vpmetrics._scores.registry import CI_SUFFIXES
 from vpmetrics._util.inputs import InputError
 from vpmetrics.report import comparison, summary
 from vpmetrics.report.folder import RESULTS, check_output_folder, replace_folder
+from vpmetrics.report.headline import Risk, describe_utterances
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import Run, encode_json, make_results
 from vpmetrics.report.tables import Cell, Table, clean, tables_of_system
@@ -184,6 +186,20 @@ def render_results(content: Content, files: Sequence[str] = ()) -> bytes:
     return encode_json(make_results(content.systems, content.run, content.pairs, files))
 
 
+def _describe_risk(risk: Risk) -> dict[str, Any]:
+    """Return a risk as a metric of the hub."""
+    condition = f"{risk.condition.lower()}_" if risk.condition else ""
+    name = f"{risk.condition} {risk.name.replace('_', ' ')}".strip()
+    described: dict[str, Any] = {
+        "type": f"{condition}{risk.name}",
+        "name": f"{name}, {describe_utterances(risk.utterances)}",
+        "value": float(f"{risk.value:.6g}"),
+    }
+    if not math.isnan(risk.low):
+        described["args"] = {"low": risk.low, "high": risk.high}
+    return described
+
+
 def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     """Return a model card for the Hugging Face hub; its ``model-index`` holds the numbers of each
     summary.
@@ -192,7 +208,11 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
 
     models, body = [], [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
     for system in systems:
-        verdict, rows, metrics = summary.verdict_of(system), summary.summary_rows(system), []
+        verdict = summary.verdict_of(system)
+        risks = summary.risk_rows(system)
+        rows = summary.summary_rows(system)
+        metrics = [_describe_risk(risk) for risk in summary.headline_of(system).risks]
+        metrics = [metric for metric in metrics if not math.isnan(metric["value"])]
         for row in rows:
             kind = re.sub(r"\W+", "_", row.heading.lower()).strip("_")
             ends = (
@@ -217,10 +237,18 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
             ),
             "",
         ]
+        risk_cells = []
+        for risk in risks:
+            limits = " and ".join(risk.limits)
+            texts = (risk.heading, risk.value, risk.interval, risk.chance, limits, risk.level)
+            risk_cells.append(tuple(map(Cell, texts)))
+        heads = ("risk", "value", "95 % interval", "chance", "limits", "level")
+        if risk_cells:
+            body += [as_markdown([Table("", heads, tuple(risk_cells))])]
         cells = tuple((Cell(row.heading), row.cell, Cell(row.unit), Cell(row.note)) for row in rows)
         body += [as_markdown([Table("", ("measure", "value", "unit", "note"), cells)])]
     # JSON is YAML.
     metadata = {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}
     front_matter = json.dumps(metadata, indent=1, ensure_ascii=False)
-    footer = f"{summary.THRESHOLDS} Measured with vpmetrics {__version__}."
+    footer = f"{summary.RULE} {summary.LIMITS} Measured with vpmetrics {__version__}."
     return "\n".join(["---", front_matter, "---", "", *body, footer, ""])

@@ -20,13 +20,17 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from vpmetrics import __version__
-from vpmetrics._scores.registry import CONDITION_TITLES, scalar
+from vpmetrics._scores.registry import CONDITION_TITLES, DASH, scalar
 from vpmetrics.report import summary
 from vpmetrics.report.comparison import collect_checks, verdict_of_systems
 from vpmetrics.report.figures import FIGURES, PAGE, draw_all_figures
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import describe_inputs
-from vpmetrics.report.tables import condition_with_challenge_name, conditions_in_table_order
+from vpmetrics.report.tables import (
+    Cell,
+    condition_with_challenge_name,
+    conditions_in_table_order,
+)
 from vpmetrics.report.verdict import CONVERSATION
 
 if TYPE_CHECKING:
@@ -133,6 +137,26 @@ def _boxes_of_panels(figure: Figure) -> list[Bbox]:
     return boxes
 
 
+class Glance(NamedTuple):
+    """A system at a glance: its level of leakage, what each condition discloses, and utilities."""
+
+    name: str
+    level: str
+    disclosures: list[Cell]
+    utilities: list[str]
+
+
+def _glance_at(
+    system: EvaluatedSystem, conditions: Sequence[str], utilities: Sequence[str]
+) -> Glance:
+    texts = []
+    for name in utilities:
+        value = system.utility.get(name, math.nan)
+        texts.append(DASH if math.isnan(value) else f"{value:.4g}")
+    disclosures = [summary.disclosure_in_condition(system, name) for name in conditions]
+    return Glance(system.name, summary.verdict_of(system).level, disclosures, texts)
+
+
 def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     """Return the HTML page, with figures and recordings inside it."""
     systems = content.systems
@@ -143,11 +167,16 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     attacked = dict.fromkeys(
         name for system in systems for name in summary.conditions_meant_to_hide(system)
     )
-    # Of each system its name, its level of leakage and what each condition discloses.
+    utilities = list(dict.fromkeys(name for system in systems for name in system.utility))
     glances = []
-    for system in summary.sort_by_dataset_and_disclosure(systems) if several else ():
-        disclosures = [summary.disclosure_in_condition(system, name) for name in attacked]
-        glances.append((system.name, summary.verdict_of(system).level, disclosures))
+    if several:
+        for system in summary.sort_by_dataset_and_disclosure(systems):
+            glances.append(_glance_at(system, list(attacked), utilities))
+    verdict = summary.verdict_of(systems[0])
+    people = ""
+    if several:
+        verdict = verdict_of_systems(systems, content.pairs)
+        people = summary.describe_people(systems[0])  # one system says it in its verdict
     keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
     loader = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
@@ -157,17 +186,19 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         version=__version__,
         title=content.title,
         lead=content.lead,
-        headline=verdict_of_systems(systems, content.pairs)
-        if several
-        else summary.verdict_of(systems[0]),
+        headline=verdict,
         checks=collect_checks(systems),
         marks=summary.MARKS,
-        thresholds=summary.THRESHOLDS,
+        rule=summary.RULE,
+        limits_in_words=summary.LIMITS,
         limits=[
             100 * bits / summary.MOST_BITS
             for bits in (CONVERSATION.limit_low, CONVERSATION.limit_high)
         ],
+        people=people,
+        risks=[] if several else summary.risk_rows(systems[0]),
         cards=[] if several else summary.summary_rows(systems[0]),
+        utilities=utilities,
         attacked=[condition or "scores" for condition in attacked],
         glances=glances,
         shares_of=summary.shares_of,

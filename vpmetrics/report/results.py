@@ -47,6 +47,11 @@ systems measured on the same speakers. For example, shortened:
           "not_finite": {"op_l_w": "inf"},
           "utterances": 60,
           "trials": {"OP": {"target": 540, "nontarget": 3000}},
+          "rates": [
+            {"scalar": "op_found_in_100", "people": 100, "gallery": 6, "distractors": 0,
+             "utterances": 1, "attacker": "fused attacks", "value": 0.45, "low": 0.33,
+             "high": 0.58, "chance": 0.01}
+          ],
           "utility": {"WER": 4.2},
           "attributes": {"sex": {"disclosure": 0.3, "chance": 0.01}},
           "notes": []
@@ -75,6 +80,7 @@ from vpmetrics.report.comparison import Pair, find_identical_systems
 from vpmetrics.report.difference import p_value_of
 from vpmetrics.report.headline import Risk
 from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.rates import Rate, collect_rates
 from vpmetrics.report.summary import (
     headline_of,
     sort_checks,
@@ -212,6 +218,22 @@ def _describe_risk(risk: Risk) -> dict[str, Any]:
     return {"name": risk.name, "condition": risk.condition or None, "level": risk.level, **numbers}
 
 
+def _describe_rate(rate: Rate) -> dict[str, Any]:
+    search = rate.search
+    return {
+        "scalar": scalar_key(search.condition, rate.key),
+        "people": rate.people,
+        "gallery": search.gallery or None,
+        "distractors": search.distractors,
+        "utterances": search.utterances,
+        "attacker": search.attacker,
+        "value": _finite_or_none(rate.value),
+        "low": _finite_or_none(rate.low),
+        "high": _finite_or_none(rate.high),
+        "chance": _finite_or_none(rate.chance),
+    }
+
+
 def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
     described = {
         "name": system.name,
@@ -221,6 +243,7 @@ def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
         "unattacked": system.no_attacks,
         "speakers": len(system.speakers),
         **_describe_numbers(system),
+        "rates": [_describe_rate(rate) for rate in collect_rates(system)],
         "utility": {name: _finite_or_none(value) for name, value in system.utility.items()},
         "attributes": {
             name: {key: _finite_or_none(float(value)) for key, value in numbers.items()}

@@ -6,14 +6,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from vpmetrics._scores.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
+from vpmetrics._scores.registry import CI_SUFFIXES, DASH, scalar, scalar_key, utility_direction
 from vpmetrics._util.inputs import shorten
 from vpmetrics.report.checks import Check
-from vpmetrics.report.headline import Headline, Risk, show_bits, show_share
+from vpmetrics.report.headline import (
+    Headline,
+    Risk,
+    describe_chance,
+    describe_exposed_speaker,
+    describe_utterances,
+    show_bits,
+    show_interval,
+    show_risk,
+    show_share,
+)
 from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.rates import Rate, collect_rates, name_attacker
 from vpmetrics.report.tables import (
     Cell,
     attribute_cell,
@@ -22,16 +34,25 @@ from vpmetrics.report.tables import (
     scalar_cell,
     value_cell,
 )
-from vpmetrics.report.verdict import CONVERSATION, FOUND, LOW_FPR
+from vpmetrics.report.verdict import (
+    CONVERSATION,
+    FOUND,
+    LOW_FPR,
+    MAIN_RISKS,
+    WORST_SPEAKER_EXCESS,
+)
 
 MOST_BITS = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
-THRESHOLDS = (
-    f"Leakage is low where the data exclude {CONVERSATION.limit_low:g} bit from several utterances"
-    f" of one person, {FOUND.limit_low:.0%} found among 100 people and {LOW_FPR.limit_low:.0%}"
-    " found at a false-positive rate of 0.1 %, and nobody stands out. It is moderate or high where"
-    f" the data show more than chance gives: high above {CONVERSATION.limit_high:g} bit,"
-    f" {FOUND.limit_high:.0%} or {LOW_FPR.limit_high:.0%}. Else they do not tell. These limits are"
-    " a convention of vpmetrics."
+RULE = (
+    "Leakage is low where the data exclude the lower limit of every risk, and nobody stands out. It"
+    " is moderate or high where they show more than chance gives, above the lower or the upper"
+    " limit. Else they do not tell. The limits are a convention of vpmetrics."
+)
+LIMITS = (
+    f"Limits: {CONVERSATION.limit_low:g} and {CONVERSATION.limit_high:g} bit from several"
+    f" utterances of one person, {100 * FOUND.limit_low:.0f} % and {100 * FOUND.limit_high:.0f} %"
+    f" found among 100 people, {100 * LOW_FPR.limit_low:.0f} % and"
+    f" {100 * LOW_FPR.limit_high:.0f} % found at a false-positive rate of 0.1 %."
 )
 WIDTH = 80  # columns of a terminal
 MARKS = {"failed": "✗", "warning": "!", "ok": "✓"}  # the worst first
@@ -39,8 +60,9 @@ _UNKNOWN = Headline("inconclusive", "No verdict.")
 _UNDEFINED = "D_ECE is not defined for these trials; the notes say why."
 _HEADING_WIDTH = 24
 _VALUE_WIDTH = 30
+_RISK_WIDTHS = (26, 9, 14, 16, 11)  # of the columns of risks, with a space between them
+_RATE_WIDTHS = (15, 7, 7, 18, 10, 18)
 _LONGEST_NAME = 24
-_MOST_AS_ONE_IN_N = 0.55  # above it, 1 in N is too coarse
 
 
 class Verdict(NamedTuple):
@@ -50,6 +72,24 @@ class Verdict(NamedTuple):
     title: str
     sentences: tuple[str, ...]
     reasons: tuple[str, ...] = ()
+
+
+class RiskRow(NamedTuple):
+    """A risk of a person in one condition: its value, what chance gives in words, and its limits.
+
+    ``shares``: value, ends of the interval and limits as shares of the most there can be.
+    """
+
+    heading: str
+    value: str
+    interval: str
+    chance: str
+    short_chance: str
+    limits: tuple[str, str]
+    level: str
+    share: float
+    span: tuple[float, float] | None
+    marks: tuple[float, float]
 
 
 class SummaryRow(NamedTuple):
@@ -82,73 +122,99 @@ def verdict_of(system: EvaluatedSystem) -> Verdict:
 
 
 def describe_risks(system: EvaluatedSystem) -> list[str]:
-    """Return a sentence on each kind of risk, in the condition where it is largest."""
+    """Return a sentence on what an attacker learns, and one on how often somebody is found.
+
+    Each is of the condition where the risk is largest.
+    """
     largest: dict[str, Risk] = {}
     for risk in headline_of(system).risks:
-        if math.isnan(risk.value):
+        if math.isnan(risk.value) or risk.name not in (*MAIN_RISKS, FOUND.name):
             continue
         if risk.name not in largest or risk.value > largest[risk.name].value:
             largest[risk.name] = risk
-    return [_describe_risk(risk) for risk in largest.values()]
+    return [risk.sentence for risk in largest.values()]
 
 
-def _describe_risk(risk: Risk) -> str:
-    condition = f", {risk.condition}" if risk.condition else ""
-    if risk.name in ("disclosure", "disclosure_conversation"):
-        source = (
-            "one utterance"
-            if risk.utterances == 1
-            else f"{risk.utterances} utterances of one person"
-        )
-        value = f"{show_bits(risk.value)}{_interval_of(risk)} of at most {MOST_BITS:.3f}{condition}"
-        return f"From {source} an attacker learns {value}; {_describe_chance(risk)}."
-    value = f"{show_share(risk.value)}{_interval_of(risk)}"
-    if risk.name == "found_in_100":
-        found = f"{describe_share(risk.value)} ({value}{condition})"
-        return (
-            f"By one utterance, the right one of 100 people is found in {found};"
-            f" {_describe_chance(risk)}."
-        )
-    others = "1,000" if risk.name == "tpr_at_1e-3" else "100"
-    what = (
-        f"Where 1 of {others} others may be taken for the speaker, {show_share(risk.value)} of the"
-        " utterances are"
+def risk_rows(system: EvaluatedSystem) -> list[RiskRow]:
+    """Return all risks that are known, and the worst speaker where one stands out."""
+    headline = headline_of(system)
+    rows = [_make_risk_row(risk) for risk in headline.risks if not math.isnan(risk.value)]
+    if headline.is_speaker_exposed:
+        rows.append(_make_worst_speaker_row(system))
+    return rows
+
+
+def _make_risk_row(risk: Risk) -> RiskRow:
+    heading = _RISK_HEADINGS[risk.name].format(
+        describe_utterances(risk.utterances).split(" of ")[0]
     )
-    details = f"{_interval_of(risk)}{condition}".strip(" ,")
-    return f"{what} found ({details}); {_describe_chance(risk)}." if details else f"{what} found."
+    if risk.condition:
+        heading += f", {risk.condition}"
+    span = None
+    most = MOST_BITS if risk.is_in_bits else 1.0
+    if not math.isnan(risk.low):
+        span = (_share_of(risk.low, most), _share_of(risk.high, most))
+    limits = (f"{risk.limit_low:g}", f"{risk.limit_high:g}")
+    if not risk.is_in_bits:
+        limits = (f"{100 * risk.limit_low:.0f} %", f"{100 * risk.limit_high:.0f} %")
+    return RiskRow(
+        heading,
+        show_risk(risk, risk.value),
+        show_interval(risk).replace(" %", ""),
+        describe_chance(risk),
+        _describe_chance_shortly(risk),
+        limits,
+        risk.level,
+        _share_of(risk.value, most),
+        span,
+        (_share_of(risk.limit_low, most), _share_of(risk.limit_high, most)),
+    )
 
 
-def describe_share(share: float) -> str:
-    """Return how often something happens as people say it: ``1 in 9 tries``, ``6 in 10 tries``."""
-    if share >= _MOST_AS_ONE_IN_N:
-        return f"{round(10 * share)} in 10 tries"
-    if share <= 0:
-        return "no try"
-    return f"1 in {round(1 / share):,} tries"
+def _make_worst_speaker_row(system: EvaluatedSystem) -> RiskRow:
+    """Return what is learned of the speaker who is protected worst, against the worst by chance."""
+    headline = headline_of(system)
+    chance = headline.worst_chance
+    limit_high = chance + WORST_SPEAKER_EXCESS
+    is_high = headline.worst_disclosure > limit_high
+    show = scalar("disclosure").show
+    name = shorten(worst_speaker_name(system), _LONGEST_NAME)
+    return RiskRow(
+        f"Worst speaker, {name}",
+        show_bits(headline.worst_disclosure),
+        "",
+        f"the worst of as many speakers reaches {show_bits(chance)} by chance",
+        f"gives {show_bits(chance)}",
+        (show(chance), show(limit_high)),
+        "high" if is_high else "moderate",
+        _share_of(headline.worst_disclosure, MOST_BITS),
+        None,
+        (_share_of(chance, MOST_BITS), _share_of(limit_high, MOST_BITS)),
+    )
 
 
-def _interval_of(risk: Risk) -> str:
-    if math.isnan(risk.low):
-        return ""
-    if risk.name in ("disclosure", "disclosure_conversation"):
-        show = scalar("disclosure").show
-        return f" [{show(risk.low)}, {show(risk.high)}]"
-    return f" [{show_share(risk.low)}, {show_share(risk.high)}]"
+_RISK_HEADINGS = {
+    "disclosure_conversation": "From {}",
+    "disclosure": "From {}",
+    "found_in_100": "Found among 100",
+    "tpr_at_1e-3": "Found at FPR 0.1 %",
+    "tpr_at_1e-2": "Found at FPR 1 %",
+}
 
 
-def _describe_chance(risk: Risk) -> str:
-    """Return what chance alone would give, in words."""
+def _share_of(value: float, most: float) -> float:
+    return min(max(value / most, 0.0), 1.0)
+
+
+def _describe_chance_shortly(risk: Risk) -> str:
+    """Return what chance alone would give in the few letters of a column called chance."""
     if math.isnan(risk.chance):
-        return "what chance gives is not known"
+        return "is not known"
     if risk.value <= risk.chance:
-        return "no more than chance would give"
-    chance = scalar("disclosure").show(risk.chance)
-    if risk.name == "found_in_100":
-        chance = "1 in 100"
-    elif risk.name.startswith("tpr"):
-        chance = show_share(risk.chance)
+        return "gives as much"
+    chance = show_risk(risk, risk.chance)
     is_within_chance = not math.isnan(risk.low_corrected) and not risk.is_shown
-    return f"not told apart from chance, {chance}" if is_within_chance else f"chance gives {chance}"
+    return "may give as much" if is_within_chance else f"gives {chance}"
 
 
 def _describe_failed_checks(system: EvaluatedSystem) -> list[str]:
@@ -164,14 +230,10 @@ def _describe_failed_checks(system: EvaluatedSystem) -> list[str]:
 
 def _describe_exposed_speaker(system: EvaluatedSystem) -> list[str]:
     """Return a sentence on the speaker who is protected worst, where that is more than luck."""
-    headline = headline_of(system)
-    if not headline.is_speaker_exposed:
+    if not headline_of(system).is_speaker_exposed:
         return []
-    chance = show_bits(headline.worst_chance)
-    what = (
-        f"Speaker {worst_speaker_name(system)} is exposed: {show_bits(headline.worst_disclosure)}"
-    )
-    return [f"{what}, where the worst of as many speakers reaches {chance} by chance."]
+    headline = replace(headline_of(system), worst_speaker=worst_speaker_name(system))
+    return [describe_exposed_speaker(headline)]
 
 
 def _describe_attacker(system: EvaluatedSystem) -> list[str]:
@@ -207,20 +269,23 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
 
 def describe_people(system: EvaluatedSystem) -> str:
     """Return on how many people and utterances the numbers stand, and by which encoder."""
-    headline = headline_of(system)
     parts = []
     if system.speakers:
         parts.append(f"{len(system.speakers):,} people")
     if system.utterances:
         parts.append(f"{system.utterances:,} utterances")
+    encoder = clean(headline_of(system).encoder)
+    if not encoder and has_embeddings(system):
+        encoder = "an encoder without a name"
+    if encoder:
+        parts.append(f"compared by {encoder}")
     text = ", ".join(parts)
-    if headline.encoder:
-        text = (
-            f"{text}, compared by {clean(headline.encoder)}"
-            if text
-            else f"Compared by {clean(headline.encoder)}"
-        )
-    return f"{text}." if text else ""
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def has_embeddings(system: EvaluatedSystem) -> bool:
+    """Return whether a system was measured by embeddings, not by given scores."""
+    return any(report.identification for report in system.report.conditions.values())
 
 
 def sort_checks(checks: Iterable[Check]) -> list[Check]:
@@ -279,7 +344,7 @@ def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple
         or math.isnan(system.get_or_nan("d_ece_strongest", condition))
     ):
         return None
-    return report.strongest.name, report.strongest.needs
+    return name_attacker(report.strongest), report.strongest.needs
 
 
 def explain_no_attack(system: EvaluatedSystem) -> str:
@@ -327,31 +392,16 @@ def rank_competing_by_dataset(
 
 
 def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
-    """Return the numbers to read first: privacy in each condition, then what is kept of the speech.
+    """Return the numbers to read after the risks: utility, and privacy in each condition.
 
     Where an attack was tried, the note has the number without it.
     """
     conditions = conditions_meant_to_hide(system)
     rows = [_make_disclosure_row(system, condition) for condition in conditions]
-    length = headline_of(system).conversation_utterances
-    for condition in conditions:
-        key = scalar_key(condition, "d_ece_conversation")
-        chance = scalar("disclosure").show(
-            system.get_or_nan("d_ece_conversation_chance", condition)
-        )
-        heading = f"{condition} from {length:.0f} utterances".strip()
-        rows.append(_make_row(system, key, heading, f"chance {chance}", has_bar=True))
-    for condition in conditions:
-        key = scalar_key(condition, "found_in_100")
-        rows.append(_make_row(system, key, f"{condition} found among 100".strip(), "chance 1"))
     rows += [_make_eer_row(system, condition) for condition in conditions]
     rows += [_make_row(system, key, scalar(key).heading, "plain") for key in ("deid", "gvd")]
-    if headline_of(system).is_speaker_exposed:
-        chance = scalar("disclosure").show(headline_of(system).worst_chance)
-        note = f"{shorten(worst_speaker_name(system), _LONGEST_NAME)}; chance {chance}"
-        rows.append(_make_row(system, "worst_speaker_disclosure", "worst speaker", note))
     known_rows = [row for row in rows if not math.isnan(row.cell.value)]
-    return [*known_rows, *_attribute_rows(system), *_utility_rows(system)]
+    return [*_utility_rows(system), *known_rows, *_attribute_rows(system)]
 
 
 def _make_row(
@@ -427,6 +477,7 @@ def summary_lines(system: EvaluatedSystem) -> list[str]:
     """Return the summary of one system as lines of at most 80 columns."""
     lines = [*verdict_lines(verdict_of(system)), ""]
     lines += check_lines(sort_checks(system.report.checks))
+    lines += risk_lines(risk_rows(system))
     for row in summary_rows(system):
         value = f"{row.cell.text:>6} {row.cell.interval:<16} {row.unit}"
         line = f"{row.heading:<{_HEADING_WIDTH}}{value:<{_VALUE_WIDTH}}{row.note}".rstrip()
@@ -435,7 +486,53 @@ def summary_lines(system: EvaluatedSystem) -> list[str]:
         else:
             lines.append(f"{row.heading:<{_HEADING_WIDTH}}{value}".rstrip())
             lines.append(f"{'':<{_HEADING_WIDTH}}{row.note}")
+    rates = collect_rates(system)
+    return [*lines, "", *rate_lines(rates)] if rates else lines
+
+
+def rate_lines(rates: Sequence[Rate]) -> list[str]:
+    """Return who is found as a table of at most 80 columns: among how many, and by whom."""
+    head = _join_rate_columns("who is found", "share", "among", "gallery", "utterances", "attacker")
+    lines = [head]
+    for rate in rates:
+        search = rate.search
+        gallery = f"{search.gallery:,}" if search.gallery else DASH
+        if search.distractors:
+            gallery += f", {search.distractors:,} untested"
+        lines.append(
+            _join_rate_columns(
+                f"{search.condition} {rate.name}".strip(),
+                show_share(rate.value),
+                f"{rate.people:,}",
+                gallery,
+                f"{search.utterances}",
+                shorten(clean(search.attacker), _RATE_WIDTHS[-1]),
+            )
+        )
     return lines
+
+
+def _join_rate_columns(*texts: str) -> str:
+    padded = [f"{text:<{width}}" for text, width in zip(texts, _RATE_WIDTHS, strict=True)]
+    return " ".join(padded).rstrip()
+
+
+def risk_lines(rows: Sequence[RiskRow]) -> list[str]:
+    """Return risks as a table of at most 80 columns and an empty line; nothing without risks."""
+    if not rows:
+        return []
+    head = _join_risk_columns("risk", "value", "95 % interval", "chance", "limits")
+    lines = [head]
+    for row in rows:
+        limits = f"{row.limits[0]} {row.limits[1]}"
+        heading = shorten(row.heading, _RISK_WIDTHS[0])
+        lines.append(_join_risk_columns(heading, row.value, row.interval, row.short_chance, limits))
+    return [*lines, ""]
+
+
+def _join_risk_columns(*texts: str) -> str:
+    padded = [f"{text:<{width}}" for text, width in zip(texts, _RISK_WIDTHS, strict=True)]
+    return " ".join(padded).rstrip()
 
 
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
@@ -467,6 +564,23 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
             text = "–" if math.isnan(value) else f"{value:.4g}"
             line += f"{text:<{len(head)}}  "
         lines.append(line[:WIDTH].rstrip())
+    return lines
+
+
+def explain_comparison(systems: Sequence[EvaluatedSystem]) -> list[str]:
+    """Return lines on what the numbers of a comparison stand on, of at most 80 columns."""
+    sentences = []
+    for rate in collect_rates(systems[0]):
+        if rate.key == "found_in_100" and rate.search.gallery:
+            sentences.append(
+                f"of 100: how often the right one of 100 people is found, who are drawn from"
+                f" {rate.search.gallery:,}, by one utterance, by {rate.search.attacker}."
+            )
+            break
+    sentences.append(describe_people(systems[0]))
+    lines: list[str] = []
+    for sentence in sentences:
+        lines += wrap(sentence, WIDTH)
     return lines
 
 

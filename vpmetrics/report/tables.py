@@ -16,13 +16,14 @@ from vpmetrics._scores.registry import (
     OF_POPULATION,
     SPEAKER,
     Scalar,
-    bare_population_keys,
     is_extrapolated,
     scalar,
     scalar_key,
+    utility_direction,
 )
 from vpmetrics._util.scalar import COUNT
 from vpmetrics.report.privacy_report import EvaluatedSystem
+from vpmetrics.report.rates import collect_rates
 
 # The order of conditions in tables: the attacked ones first, original speech last.
 _CONDITION_ORDER = ("OP", "PP", "across", "within", "", "OO")
@@ -38,6 +39,12 @@ _HEADLINE_KEYS = (
 # Measures of plain comparison, by parts of their headings; each is shown together with the
 # strongest attack.
 _PLAIN_MEASURES = "D_ECE", "EER", "DeID", "Cllr"
+_RATES_CAPTION = (
+    "How often the right one of some people is found, or singled out. People are drawn from the"
+    " gallery, all enrolled speakers; utterances: how many of one person the attacker has. After"
+    " an attack that is fitted, the gallery is a fold of speakers. ±: error of drawing people."
+    " ≈: extrapolated beyond the gallery."
+)
 _GROUP_KEYS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _FAMILY_TITLES = {
     "score": "Scores",
@@ -45,7 +52,6 @@ _FAMILY_TITLES = {
     "rank": "Similarity ranks",
     "local": "Local information",
     "speaker": "Single speakers",
-    "population": "Population",
 }
 _ATTRIBUTES = {
     "disclosure": "disclosure ↓ [bit]",
@@ -146,7 +152,6 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
         family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS]
         for family in OF_CONDITION
     }
-    details[OF_POPULATION[0]] = list(bare_population_keys(system.scalars))
     detail_tables = [
         _table_of_measures(system, _FAMILY_TITLES.get(key, key), keys)
         for key, keys in details.items()
@@ -162,6 +167,8 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     tables = [
         _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
         Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names)),
+        _table_of_rates(system),
+        _table_of_utility(system),
         _table_of_attributes(system),
         *(_table_of_groups(system, condition) for condition in conditions),
         *(table._replace(fold=table.title) for table in detail_tables),
@@ -233,6 +240,52 @@ def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
         rows.append((Cell("average by weight"), *cells))
     heads = ("group", *(heading_of(scalar(key)) for key in keys))
     return Table(f"By group, {condition or 'scores'}", heads, tuple(rows), keys=tuple(keys))
+
+
+def _table_of_rates(system: EvaluatedSystem) -> Table:
+    """Return how often people are found: among how many, by how much speech, by which attacker."""
+    entry = scalar("found_in_100")
+    rates = collect_rates(system)
+    has_distractors = any(rate.search.distractors for rate in rates)
+    rows: list[tuple[Cell, ...]] = []
+    for rate in rates:
+        search = rate.search
+        cell = value_cell(entry, rate.value, rate.low, rate.high)
+        key = scalar_key(search.condition, rate.key)
+        if is_extrapolated(key, system.scalars):
+            cell = cell._replace(text=f"≈ {cell.text}")
+        error = system.get_or_nan(f"{rate.key}_error", search.condition)
+        if not math.isnan(error):
+            cell = cell._replace(interval=f"± {entry.show(error)}")
+        cells = [
+            Cell(f"{search.condition} {rate.name}".strip()),
+            Cell(f"{rate.people:,}", rate.people),
+            Cell(f"{search.gallery:,}", search.gallery) if search.gallery else Cell(DASH),
+        ]
+        if has_distractors:
+            cells.append(Cell(f"{search.distractors:,}", search.distractors))
+        cells += [
+            Cell(f"{search.utterances:,}", search.utterances),
+            Cell(clean(search.attacker)),
+            cell,
+            value_cell(entry, rate.chance),
+        ]
+        rows.append(tuple(cells))
+    heads = ["rate", "among people", "of gallery", "utterances", "attacker"]
+    heads += ["found ↓ [%]", "chance [%]"]
+    if has_distractors:
+        heads.insert(3, "of them distractors")
+    keys = ("found_in_100", "found_in_100_conversation")
+    return Table("Who is found", tuple(heads), tuple(rows), _RATES_CAPTION, keys)
+
+
+def _table_of_utility(system: EvaluatedSystem) -> Table:
+    """Return what else was measured of protected speech."""
+    rows = []
+    for name, value in system.utility.items():
+        better = f"{utility_direction(name)}er is better"
+        rows.append((Cell(clean(name)), Cell(f"{value:.4g}", value), Cell(better)))
+    return Table("Utility", ("measure", "value", ""), tuple(rows))
 
 
 def _table_of_attributes(system: EvaluatedSystem) -> Table:

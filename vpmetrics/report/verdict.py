@@ -13,7 +13,17 @@ from vpmetrics._scores.jackknife import jackknife_interval
 from vpmetrics._scores.registry import CI_SUFFIXES, hidden_conditions, scalar, scalar_key
 from vpmetrics._util.dtypes import read_numbers, widen
 from vpmetrics.report.checks import FAILED
-from vpmetrics.report.headline import Headline, Level, Risk, show_bits, show_share
+from vpmetrics.report.headline import (
+    Headline,
+    Level,
+    Risk,
+    describe_chance,
+    describe_exposed_speaker,
+    describe_share,
+    describe_utterances,
+    show_interval,
+    show_risk,
+)
 
 if TYPE_CHECKING:
     from vpmetrics.report.privacy_report import PrivacyReport
@@ -207,34 +217,32 @@ def _find_interval(report: PrivacyReport, key: str, confidence: float) -> tuple[
 
 def _describe_risk(risk: Risk) -> str:
     """Return a risk in words."""
-    where = f" ({risk.condition})" if risk.condition else ""
+    condition = f", {risk.condition}" if risk.condition else ""
+    title = _RISK_TITLES[risk.name].format(describe_utterances(risk.utterances))
     if math.isnan(risk.value):
-        return f"{_RISK_TITLES[risk.name]}{where} is unknown."
-    chance = f"chance gives {_show(risk, risk.chance)}"
-    if math.isnan(risk.chance):
-        chance = "chance is unknown"
-    elif risk.value <= risk.chance:
-        chance = "no more than chance would give"
-    interval = (
-        "" if math.isnan(risk.low) else f" [{_show(risk, risk.low)}, {_show(risk, risk.high)}]"
-    )
-    title = _RISK_TITLES[risk.name].format(risk.utterances)
-    return f"{title}{where}: {_show(risk, risk.value)}{interval}, {chance}."
+        return f"What an attacker {title} is not known{condition}."
+    value = f"{show_risk(risk, risk.value)} {show_interval(risk)}".rstrip()
+    chance = describe_chance(risk)
+    if risk.name in MAIN_RISKS:
+        source = describe_utterances(risk.utterances)
+        most = f"{scalar('disclosure').range[1]:.3f}"
+        return f"From {source} an attacker learns {value} of at most {most}{condition}; {chance}."
+    if risk.name == FOUND.name:
+        tries = describe_share(risk.value)
+        found = f"{tries} ({value}{condition})"
+        return f"By one utterance, the right one of 100 people is found in {found}; {chance}."
+    others = "1,000" if risk.name == LOW_FPR.name else "100"
+    where = f"Where 1 of {others} others may be taken for the speaker"
+    return f"{where}, {value} of the utterances are found{condition}; {chance}."
 
 
 _RISK_TITLES = {
-    "disclosure_conversation": "Learned from {} utterances of one person",
-    "disclosure": "Learned from one utterance",
-    "found_in_100": "Found among 100 people by one utterance",
-    "tpr_at_1e-3": "Found where one of 1,000 others is taken for the speaker",
-    "tpr_at_1e-2": "Found where one of 100 others is taken for the speaker",
-    "worst_speaker": "Learned of the speaker who is protected worst",
+    "disclosure_conversation": "learns from {}",
+    "disclosure": "learns from {}",
+    "found_in_100": "finds among 100 people",
+    "tpr_at_1e-3": "finds where 1 of 1,000 others may be taken for the speaker",
+    "tpr_at_1e-2": "finds where 1 of 100 others may be taken for the speaker",
 }
-
-
-def _show(risk: Risk, value: float) -> str:
-    is_bits = risk.name in ("disclosure", "disclosure_conversation", "worst_speaker")
-    return show_bits(value) if is_bits else show_share(value)
 
 
 def make_headline(report: PrivacyReport) -> Headline | None:
@@ -322,11 +330,7 @@ def _decide(report: PrivacyReport, headline: Headline) -> Headline:
     reasons = [risk.sentence for risk in sorted(shown, key=lambda risk: risk.level == "moderate")]
     excess = headline.worst_disclosure - headline.worst_chance
     if headline.is_speaker_exposed:
-        reasons.append(
-            f"Speaker {headline.worst_speaker} is exposed: {show_bits(headline.worst_disclosure)},"
-            f" where the worst of as many speakers reaches {show_bits(headline.worst_chance)} by"
-            f" chance (p = {headline.worst_p:.2f})."
-        )
+        reasons.append(describe_exposed_speaker(headline))
     has_high_risk = any(risk.level == "high" for risk in shown)
     if has_high_risk or (headline.is_speaker_exposed and excess > WORST_SPEAKER_EXCESS):
         return _conclude(headline, "high", "High speaker leakage.", [*reasons, *failed])
@@ -397,7 +401,7 @@ def _inconclusive_sentence(risks: Sequence[Risk]) -> str:
     is_any_above = any(risk.value >= risk.limit_low for risk in open_risks)
     finding = "what was found may be luck" if is_any_above else "nothing was found"
     sentence = (
-        f"Inconclusive: {finding}; these data do not exclude {_show(worst, worst.high)}{what}"
+        f"Inconclusive: {finding}; these data do not exclude {show_risk(worst, worst.high)}{what}"
     )
     needed = [risk.more_speakers_needed for risk in open_risks]
     if needed and not any(math.isnan(number) for number in needed):
