@@ -79,11 +79,10 @@ def form_enrolment_and_conversations(
     if enrolment.is_reference is None:
         # Sides without a common recording: half of every speaker's recordings are enrolled, the
         # others tested.
-        is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
-        enrolment, test = (
-            enrolment.take(is_known[: len(enrolment)]),
-            test.take(~is_known[len(enrolment) :]),
-        )
+        is_known = _place_recordings(enrolment, test) % 2 == 0
+        is_enrolment_known, is_test_known = is_known.split([len(enrolment), len(test)])
+        enrolment = enrolment.take(is_enrolment_known)
+        test = test.take(~is_test_known)
     group, _ = combination_index_and_first_rows(test, "sessions")
     members = form_conversations(group, count_within(group), protocol.utterances)
     enrolment = add_distractors(enrolment, protocol.distractors)
@@ -101,32 +100,40 @@ def form_population_trials(
     return form_trials(enrolment, test, target_sessions=target_sessions, processes=data.processes)
 
 
-def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:
-    """Return the group of each row's recording, of equal labels, and the place of the recording in
-    its group.
+def _place_recordings(enrolment: Utterances, test: Utterances) -> Tensor:
+    """Return the place of each row's recording, ``(A + B,)``, enrolment rows before tests.
+
+    Recordings of one speaker, session and partition are counted from 0. Rows of one recording, as
+    its original and its protected version, have one place.
     """
-    recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
-    names = [
-        name
-        for name in ("speaker_index", "sessions", "groups", "is_reference")
-        if getattr(second, name) is not None
-    ]
-    columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
-    codes = torch.stack(
-        [_reduce_by_place(column, recording, len(recordings), "amin") for column in columns]
-    )
-    group = codes.unique(dim=1, return_inverse=True)[1]
-    # In the order of the second side, in which versions of one recording are adjacent; then of the
-    # first.
-    rows = torch.arange(len(recording), device=recording.device)
-    rows = (rows - len(first)) % len(recording)
-    order = _reduce_by_place(rows, recording, len(recordings), "amin").argsort()
-    place = torch.empty_like(order).scatter(0, order, count_within(group[order]))
-    return group[recording], place[recording]
+    ids = torch.cat([enrolment.ids, test.ids])
+    recordings, recording_of_row = ids.unique(return_inverse=True)
+    num_recordings = len(recordings)
+
+    labels_by_recording: list[Tensor] = []
+    for name in ("speaker_index", "sessions", "groups", "is_reference"):
+        if getattr(test, name) is None:
+            continue
+        labels_by_row = torch.cat([getattr(enrolment, name), getattr(test, name)]).long()
+        labels = _least_by_recording(labels_by_row, recording_of_row, num_recordings)
+        labels_by_recording.append(labels)
+    label_table = torch.stack(labels_by_recording)
+    _, series_of_recording = label_table.unique(dim=1, return_inverse=True)
+
+    # Tests come first, in whose order versions of one recording are adjacent; then enrolment.
+    num_rows = len(recording_of_row)
+    row = torch.arange(num_rows, device=recording_of_row.device)
+    rank_of_row = (row - len(enrolment)) % num_rows
+    order = _least_by_recording(rank_of_row, recording_of_row, num_recordings).argsort()
+    place_in_order = count_within(series_of_recording[order])
+    place_of_recording = torch.empty_like(order).scatter(0, order, place_in_order)
+    return place_of_recording[recording_of_row]
 
 
-def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
-    return values.new_empty(count).scatter_reduce(0, place, values, reduce, include_self=False)
+def _least_by_recording(values: Tensor, recording_of_row: Tensor, num_recordings: int) -> Tensor:
+    """Return the least value of the rows of each recording, ``(num_recordings,)``."""
+    least = values.new_empty(num_recordings)
+    return least.scatter_reduce(0, recording_of_row, values, "amin", include_self=False)
 
 
 def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
