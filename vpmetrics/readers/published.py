@@ -313,16 +313,16 @@ def read_published_curves(folder: str | Path) -> list[CurvePoint]:
 
 
 def _read_rows(path: str | Path) -> list[dict[str, str]]:
+    """Return the rows of a table by heading; texts that are missing are empty."""
+    rows: list[dict[str, str]] = []
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [
-                {key or "": value or "" for key, value in row.items() if key is not None}
-                for row in reader
-            ]
+            for row in csv.DictReader(file):
+                # Fields beyond the headings have none.
+                rows.append({key: row[key] or "" for key in row if key is not None})
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read as CSV ({describe_error(error)})", path) from None
-    if not rows:
+    if not rows or not rows[0]:
         raise InputError(
             "expected a first line of column names and others below it, but got none", path
         )

@@ -73,7 +73,9 @@ _ROLES = {
         "value",
     },
 }
-_ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
+_ROLE_OF: dict[str, str] = {}
+for _role, _names in _ROLES.items():
+    _ROLE_OF |= dict.fromkeys(_names, _role)
 # Words in the names of columns of trials, as in enroll_spk or TestUtterance.
 _ENROL_WORDS = {
     "enrol",
@@ -95,10 +97,10 @@ _PAIR = ("enrol", "trial")
 
 
 class Trials(NamedTuple):
-    """Trials with columns ``enrol`` and ``trial`` if named, ``score`` or ``is_target``; notes on
-    missing ones.
+    """Trials with columns ``enrol`` and ``trial`` if named, and ``score``, ``is_target`` or both.
 
-    ``speaker_of``: the speaker of every name, where the file has both speakers of a trial.
+    ``notes`` tell of missing trials. ``speaker_of``: the speaker of every name, where the file has
+    both speakers of a trial.
     """
 
     frame: pl.DataFrame
@@ -122,14 +124,14 @@ def read_scores(path: str | Path, columns: Sequence[str] | None = None) -> Trial
 def read_key(path: str | Path, columns: Sequence[str] | None = None) -> Trials:
     """Read lines ``enrol trial target|nontarget``; other columns are left out."""
     expected = "enrol trial target|nontarget"
-    return _read_trials(
-        path, columns, "label", expected, {3: "enrol trial label"}, option="--key-columns"
-    )
+    usual = {3: "enrol trial label"}
+    return _read_trials(path, columns, "label", expected, usual, option="--key-columns")
 
 
 def read_map(path: str | Path, expected: str = "utterance speaker") -> dict[str, str]:
-    """Read a list of two columns, such as utt2spk, as a dictionary; ``expected`` names the columns
-    in messages.
+    """Read a list of two columns, such as utt2spk, as a dictionary.
+
+    ``expected`` names the columns in messages.
     """
     names, values = read_labels(path, expected, requires_names=True)
     return dict(zip(names or (), values, strict=True))
@@ -138,54 +140,62 @@ def read_map(path: str | Path, expected: str = "utterance speaker") -> dict[str,
 def read_labels(
     path: str | Path, expected: str, requires_names: bool = False
 ) -> tuple[list[str] | None, list[str]]:
-    """Read lines ``utterance label``, or, unless ``requires_names``, lines ``label``, whose names
-    are None.
+    """Read lines ``utterance label``, or lines ``label``, whose names are None.
 
     A table whose first line names its columns may have them in any order, and others besides.
+    ``requires_names``: raise for lines ``label``.
     """
     table = _read_table(path, expected)
     columns = list(table.frame.columns)
     if table.is_headed:
-        columns = _find_name_and_label(columns, expected.split()[-1]) or columns
+        label_word = expected.split()[-1]
+        columns = _find_name_and_label(columns, label_word) or columns
     if len(columns) != 2 and (requires_names or len(columns) > 2):
-        got = f"columns {', '.join(columns)}" if table.is_headed else f"{len(columns)} columns"
-        raise InputError(f"expected lines `{expected}`, but got {shorten(got)}", path, 1)
-    values = [table.read_names(column).to_list() for column in columns]
-    return values[0] if len(values) == 2 else None, values[-1]
+        got = shorten(table.describe_columns(columns))
+        raise InputError(f"expected lines `{expected}`, but got {got}", path, 1)
+    labels = table.read_names(columns[-1]).to_list()
+    if len(columns) != 2:
+        return None, labels
+    return table.read_names(columns[0]).to_list(), labels
 
 
-def _find_name_and_label(columns: Sequence[str], label: str) -> list[str] | None:
-    """Return the column that names utterances and the one whose name has the word ``label``; None
-    if unclear.
-    """
-    names = [column for column in columns if _column_role(column) in ("name", "enrol", "trial")]
-    labels = [
-        column
-        for column in columns
-        if label in re.split(r"[\W_]+", column.lower().replace("spk", "speaker"))
-    ]
-    return [names[0], labels[0]] if len(names) == len(labels) == 1 else None
+def _find_name_and_label(columns: Sequence[str], label_word: str) -> list[str] | None:
+    """Return the column of names and that whose name has the word; None if either is unclear."""
+    name_columns: list[str] = []
+    label_columns: list[str] = []
+    for column in columns:
+        if _column_role(column) in ("name", "enrol", "trial"):
+            name_columns.append(column)
+        words = re.split(r"[\W_]+", column.lower().replace("spk", "speaker"))
+        if label_word in words:
+            label_columns.append(column)
+    if len(name_columns) != 1 or len(label_columns) != 1:
+        return None
+    return [name_columns[0], label_columns[0]]
 
 
 def read_attributes(path: str | Path) -> dict[str, dict[str, str]]:
-    """Read lines ``utterance-or-speaker value``, or a table with a column for each attribute, by
-    attribute and name.
+    """Read the value of each utterance or speaker, by attribute and name.
+
+    Lines are ``utterance-or-speaker value``; a table with headings has a column for each attribute.
     """
     table = _read_table(path, "utterance-or-speaker value")
-    if table.frame.width < 2 or (table.frame.width > 2 and not table.is_headed):
-        got = f"{table.frame.width} columns without headings"
+    columns = table.frame.columns
+    if len(columns) < 2 or (len(columns) > 2 and not table.is_headed):
+        got = f"{len(columns)} columns without headings"
         raise InputError(
             f"expected `utterance-or-speaker value`, or a table with headings, but got {got}",
             path,
             1,
         )
-    names, *values = (table.read_names(column).to_list() for column in table.frame.columns)
-    titles = [Path(path).name.split(".")[0].removeprefix("spk2").removeprefix("utt2")]
-    titles = table.frame.columns[1:] if table.is_headed else titles
-    return {
-        title: dict(zip(names, column, strict=True))
-        for title, column in zip(titles, values, strict=True)
-    }
+    names = table.read_names(columns[0]).to_list()
+    name_of_file = Path(path).name.split(".")[0].removeprefix("spk2").removeprefix("utt2")
+    value_of: dict[str, dict[str, str]] = {}
+    for column in columns[1:]:
+        attribute = column if table.is_headed else name_of_file
+        values = table.read_names(column).to_list()
+        value_of[attribute] = dict(zip(names, values, strict=True))
+    return value_of
 
 
 def read_first_column(path: str | Path) -> list[str]:
@@ -210,11 +220,8 @@ def label_trials(scores: Trials, key: Trials | None, strict: bool = False) -> Tr
     label and labels without a score.
     """
     is_named = "trial" in scores.frame.columns
-    if is_named and (copies := scores.frame.select(_PAIR).is_duplicated()).any():
-        first = shorten(" ".join(scores.frame.filter(copies).select(_PAIR).row(0)))
-        count = len(copies) - scores.frame.select(_PAIR).n_unique()
-        got = f"{count:,} of {len(copies):,} lines repeat an earlier trial, first {first}"
-        raise InputError(f"expected every trial once, but {got}", scores.path)
+    if is_named:
+        _check_no_trial_twice(scores)
     if key is None:
         if "is_target" not in scores.frame.columns:
             expected = (
@@ -226,48 +233,78 @@ def label_trials(scores: Trials, key: Trials | None, strict: bool = False) -> Tr
     if not is_named:
         expected = "the names of both sides of each trial, to find its label in the key"
         raise InputError(f"expected {expected}, but got only scores and labels", scores.path)
-    labels = key.frame.select(*_PAIR, "is_target").unique()
-    if (twice := labels.select(_PAIR).is_duplicated()).any():
-        first = " ".join(labels.filter(twice).select(_PAIR).sort(_PAIR).row(0))
-        raise InputError(
-            f"expected one label per trial, but {shorten(first)} is target and non-target", key.path
-        )
-    joined = scores.frame.select(*_PAIR, "score").join(
-        labels, on=_PAIR, how="left", maintain_order="left"
-    )
+    labels = _read_one_label_per_trial(key)
+    scored_pairs = scores.frame.select(*_PAIR, "score")
+    joined = scored_pairs.join(labels, on=_PAIR, how="left", maintain_order="left")
     unlabelled = joined.filter(pl.col("is_target").is_null())
     if len(unlabelled) == len(joined):
-        count = len(joined.join(labels.select(enrol="trial", trial="enrol"), on=_PAIR, how="semi"))
-        hint = f"; {count:,} would be in it if its first two columns were swapped" if count else ""
-        raise InputError(
-            f"none of its {len(joined):,} trials is in the key {key.path}{hint}", scores.path
-        )
+        raise _explain_foreign_key(joined, labels, scores.path, key.path)
     notes = []
     if len(unlabelled):
-        first = shorten(" ".join(unlabelled.select(_PAIR).row(0)))
+        first_name = shorten(" ".join(unlabelled.select(_PAIR).row(0)))
         left_out = f"{len(unlabelled):,} of {len(joined):,} scores left out"
         notes.append(
-            f"{scores.path}: {left_out}, their trials are not in {key.path} (first {first})"
+            f"{scores.path}: {left_out}, their trials are not in {key.path} (first {first_name})"
         )
-    if unscored := len(labels) - len(joined) + len(unlabelled):
-        notes.append(f"{scores.path}: {unscored:,} trials of {key.path} have no score")
+    num_labelled = len(joined) - len(unlabelled)
+    num_unscored = len(labels) - num_labelled
+    if num_unscored:
+        notes.append(f"{scores.path}: {num_unscored:,} trials of {key.path} have no score")
     if strict and notes:
         raise InputError("; ".join(notes))
     return Trials(joined.drop_nulls("is_target"), tuple(notes))
 
 
+def _check_no_trial_twice(scores: Trials) -> None:
+    """Raise where two lines score one trial."""
+    pairs = scores.frame.select(_PAIR)
+    is_repeated = pairs.is_duplicated()
+    if is_repeated.any():
+        first_name = shorten(" ".join(pairs.filter(is_repeated).row(0)))
+        count = len(pairs) - pairs.n_unique()
+        got = f"{count:,} of {len(pairs):,} lines repeat an earlier trial, first {first_name}"
+        raise InputError(f"expected every trial once, but {got}", scores.path)
+
+
+def _read_one_label_per_trial(key: Trials) -> pl.DataFrame:
+    """Return the label of every trial of a key; raise where a trial has both."""
+    labels = key.frame.select(*_PAIR, "is_target").unique()
+    has_both = labels.select(_PAIR).is_duplicated()
+    if has_both.any():
+        name = " ".join(labels.filter(has_both).select(_PAIR).sort(_PAIR).row(0))
+        raise InputError(
+            f"expected one label per trial, but {shorten(name)} is target and non-target", key.path
+        )
+    return labels
+
+
+def _explain_foreign_key(
+    joined: pl.DataFrame, labels: pl.DataFrame, scores_path: str, key_path: str
+) -> InputError:
+    """Return the error of scores none of which is in the key; it tells if columns are swapped."""
+    swapped_labels = labels.select(enrol="trial", trial="enrol")
+    num_swapped = len(joined.join(swapped_labels, on=_PAIR, how="semi"))
+    message = f"none of its {len(joined):,} trials is in the key {key_path}"
+    if num_swapped:
+        message += f"; {num_swapped:,} would be in it if its first two columns were swapped"
+    return InputError(message, scores_path)
+
+
 def index_names(frames: Sequence[pl.DataFrame]) -> tuple[list[str], list[tuple[Array, Array]]]:
-    """Return all names of trials, ascending, and the positions of both sides of each trial among
-    them.
+    """Return all names of trials, ascending, and the index of both sides of each trial among them.
+
+    The index is a pair of arrays ``(P,)`` for each frame: enrolments and tests.
     """
-    names = pl.concat([frame[side] for frame in frames for side in _PAIR]).unique().sort()
-    codes = (
-        frame.select(pl.col(_PAIR).cast(pl.Enum(names)).to_physical().cast(pl.Int64))
-        for frame in frames
-    )
-    return names.to_list(), [
-        (of_frame["enrol"].to_numpy(), of_frame["trial"].to_numpy()) for of_frame in codes
-    ]
+    columns: list[pl.Series] = []
+    for frame in frames:
+        columns += [frame["enrol"], frame["trial"]]
+    names = pl.concat(columns).unique().sort()
+    as_index = pl.col(_PAIR).cast(pl.Enum(names)).to_physical().cast(pl.Int64)
+    pairs: list[tuple[Array, Array]] = []
+    for frame in frames:
+        index = frame.select(as_index)
+        pairs.append((index["enrol"].to_numpy(), index["trial"].to_numpy()))
+    return names.to_list(), pairs
 
 
 class _Table(NamedTuple):
@@ -278,6 +315,12 @@ class _Table(NamedTuple):
     lines: pl.Series
     is_headed: bool
 
+    def describe_columns(self, columns: Sequence[str]) -> str:
+        """Return the names of columns, or their number where the file does not name them."""
+        if self.is_headed:
+            return f"columns {', '.join(columns)}"
+        return f"{len(columns)} columns"
+
     def read_names(self, column: str) -> pl.Series:
         """Return a column; raise where a text is missing."""
         texts = self.frame[column]
@@ -286,16 +329,16 @@ class _Table(NamedTuple):
 
     def check_values(self, column: pl.Series, is_valid: pl.Series, expected: str) -> None:
         """Raise for the first value that is not valid, with its line."""
-        wrong = ~is_valid.fill_null(False)
-        if wrong.any():
-            first = int(wrong.arg_max() or 0)
-            got = "nothing" if column[first] in (None, "") else quote(column[first])
-            count = (
-                f" ({int(wrong.sum()):,} of {len(column):,} lines)" if int(wrong.sum()) > 1 else ""
-            )
-            raise InputError(
-                f"expected {expected}, but got {got}{count}", self.path, self.lines[first]
-            )
+        is_wrong = ~is_valid.fill_null(False)
+        num_wrong = int(is_wrong.sum())
+        if not num_wrong:
+            return
+        first_row = int(is_wrong.arg_max() or 0)
+        value = column[first_row]
+        got = "nothing" if value in (None, "") else quote(value)
+        if num_wrong > 1:
+            got += f" ({num_wrong:,} of {len(column):,} lines)"
+        raise InputError(f"expected {expected}, but got {got}", self.path, self.lines[first_row])
 
 
 def _read_trials(
@@ -306,88 +349,106 @@ def _read_trials(
     usual: dict[int, str],
     option: str,
 ) -> Trials:
-    """Read trials by the role of each column: as given, as named in the file, or as usual for their
-    number.
+    """Read trials whose columns have the roles that are given, named in the file, or usual.
+
+    ``required``: the role that must be there, ``score`` or ``label``. ``expected`` describes a line
+    in messages. ``usual``: the roles of columns without names, by their number. ``option`` names
+    the option that gives ``columns``.
     """
     table = _read_table(path, expected)
-    width = table.frame.width
-    roles = list(columns or [])
-    if not roles and table.is_headed:
-        roles = [_column_role(name) for name in table.frame.columns]
-    elif not roles:
-        roles = usual.get(width, "").split()
+    roles = _find_roles(table, columns, usual)
     has_speakers = {"enrol_speaker", "trial_speaker"} <= set(roles)
     is_complete = required in roles or (required == "label" and has_speakers)
+    width = table.frame.width
     if len(roles) != width or not is_complete:
-        got = f"columns {', '.join(table.frame.columns)}" if table.is_headed else f"{width} columns"
-        hint = (
-            "; a table with commas is named .csv"
-            if width == 1
-            else f"; {option} names the columns of another order"
-        )
-        raise InputError(f"expected `{expected}`, but got {shorten(got)}{hint}", path, 1)
+        got = shorten(table.describe_columns(table.frame.columns))
+        hint = f"{option} names the columns of another order"
+        if width == 1:
+            hint = "a table with commas is named .csv"
+        raise InputError(f"expected `{expected}`, but got {got}; {hint}", path, 1)
+
     column_of = {role: table.frame.columns[roles.index(role)] for role in _ROLES if role in roles}
-    trials: dict[str, pl.Series] = {
-        side: table.read_names(column_of[side]) for side in _PAIR if side in column_of
-    }
+    names = {side: table.read_names(column_of[side]) for side in _PAIR if side in column_of}
+    trials: dict[str, pl.Series] = dict(names)
     if "score" in column_of and required == "score":
-        texts = table.frame[column_of["score"]]
-        scores = texts.cast(pl.Float64, strict=False)
-        table.check_values(texts, scores.is_not_null() & scores.is_not_nan(), "a number as score")
-        trials["score"] = scores
+        trials["score"] = _read_score_column(table, column_of["score"])
     speaker_of: dict[str, str] = {}
     if has_speakers:
-        enrol_speakers = table.read_names(column_of["enrol_speaker"])
-        trial_speakers = table.read_names(column_of["trial_speaker"])
-        names = _name_sides(trials, enrol_speakers, trial_speakers)
-        trials = {**names, **{role: values for role, values in trials.items() if role not in names}}
-        trials["is_target"] = enrol_speakers == trial_speakers
-        for side, speakers in (("enrol", enrol_speakers), ("trial", trial_speakers)):
-            speaker_of.update(zip(names[side].to_list(), speakers.to_list(), strict=True))
+        speakers = {
+            "enrol": table.read_names(column_of["enrol_speaker"]),
+            "trial": table.read_names(column_of["trial_speaker"]),
+        }
+        names = _name_sides(names, speakers)
+        trials = {**names, **{role: trials[role] for role in trials if role not in names}}
+        trials["is_target"] = speakers["enrol"] == speakers["trial"]
+        for side in _PAIR:
+            speaker_of.update(zip(names[side].to_list(), speakers[side].to_list(), strict=True))
     elif "label" in column_of:
-        texts = table.frame[column_of["label"]]
-        labels = texts.str.to_lowercase()
-        is_target = labels.is_in(_TARGET)
-        table.check_values(texts, is_target | labels.is_in(_NONTARGET), "target or nontarget")
-        trials["is_target"] = is_target
+        trials["is_target"] = _read_label_column(table, column_of["label"])
     record_file(path, f"{len(table.frame):,} trials, columns {' '.join(column_of)}")
     return Trials(pl.DataFrame(trials), path=str(path), speaker_of=speaker_of)
 
 
+def _find_roles(
+    table: _Table, columns: Sequence[str] | None, usual: Mapping[int, str]
+) -> list[str]:
+    """Return the role of each column; none where neither options, names nor their number tell."""
+    if columns:
+        return list(columns)
+    if table.is_headed:
+        return [_column_role(name) for name in table.frame.columns]
+    return usual.get(table.frame.width, "").split()
+
+
+def _read_score_column(table: _Table, column: str) -> pl.Series:
+    """Return a column of numbers; raise for anything else."""
+    texts = table.frame[column]
+    scores = texts.cast(pl.Float64, strict=False)
+    table.check_values(texts, scores.is_not_null() & scores.is_not_nan(), "a number as score")
+    return scores
+
+
+def _read_label_column(table: _Table, column: str) -> pl.Series:
+    """Return whether each trial is a target; raise for what is neither label."""
+    texts = table.frame[column]
+    labels = texts.str.to_lowercase()
+    is_target = labels.is_in(_TARGET)
+    table.check_values(texts, is_target | labels.is_in(_NONTARGET), "target or nontarget")
+    return is_target
+
+
 def _name_sides(
-    trials: Mapping[str, pl.Series], enrol_speakers: pl.Series, trial_speakers: pl.Series
+    given_names: Mapping[str, pl.Series], speakers: Mapping[str, pl.Series]
 ) -> dict[str, pl.Series]:
     """Return the names of both sides of each trial, which are of one speaker each.
 
     A side that has no names is called by its speaker: the enrolment is one of each speaker, every
     test one of its own.
     """
-    lines = pl.Series(range(1, len(enrol_speakers) + 1)).cast(pl.String)
-    names = {"enrol": trials.get("enrol", enrol_speakers), "trial": trials.get("trial", lines)}
-    speakers = {"enrol": enrol_speakers, "trial": trial_speakers}
-    pairs = pl.concat(
-        [pl.DataFrame({"name": names[side], "speaker": speakers[side]}) for side in _PAIR]
-    ).unique()
+    names = dict(given_names)
+    if "enrol" not in names:
+        names["enrol"] = speakers["enrol"]
+    if "trial" not in names:
+        num_trials = len(speakers["trial"])
+        names["trial"] = pl.Series(range(1, num_trials + 1)).cast(pl.String)
+    sides = [pl.DataFrame({"name": names[side], "speaker": speakers[side]}) for side in _PAIR]
+    pairs = pl.concat(sides).unique()
     # numbers of utterances that begin anew with every speaker
     if pairs["name"].is_duplicated().any():
-        names["trial"] = trial_speakers + "/" + names["trial"]
-        if "enrol" in trials:
-            names["enrol"] = enrol_speakers + "/" + names["enrol"]
-    return names
+        names["trial"] = speakers["trial"] + "/" + names["trial"]
+        if "enrol" in given_names:
+            names["enrol"] = speakers["enrol"] + "/" + names["enrol"]
+    return {side: names[side] for side in _PAIR}
 
 
 def _column_role(name: str) -> str:
     """Return the role of a column by its name; empty where the name is unknown."""
     name = name.strip("#\"' \r")
-    if known := _ROLE_OF.get(name.lower()):
-        return known
-    words = (
-        re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
-        .replace("_", " ")
-        .replace("-", " ")
-        .lower()
-        .split()
-    )
+    known_role = _ROLE_OF.get(name.lower())
+    if known_role is not None:
+        return known_role
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # as in TestUtterance
+    words = spaced.replace("_", " ").replace("-", " ").lower().split()
     is_enrol = bool(_ENROL_WORDS.intersection(words))
     is_trial = bool(_TRIAL_WORDS.intersection(words))
     known_words = _ENROL_WORDS | _TRIAL_WORDS | _SPEAKER_WORDS | _UTTERANCE_WORDS
@@ -399,13 +460,14 @@ def _column_role(name: str) -> str:
 
 def _are_column_names(fields: Sequence[str], roles: Sequence[str]) -> bool:
     """Return whether the first line of a table of comma-separated values names its columns."""
-    is_label = [field.lower() in (*_TARGET, *_NONTARGET) for field in fields]
-    is_number = [
-        re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", field.lower()) is not None for field in fields
-    ]
-    return any(role and not label for role, label in zip(roles, is_label, strict=True)) and not any(
-        is_number
-    )
+    has_name = False
+    for field, role in zip(fields, roles, strict=True):
+        text = field.lower()
+        if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text):
+            return False  # a number
+        is_label = text in (*_TARGET, *_NONTARGET)
+        has_name = has_name or (bool(role) and not is_label)
+    return has_name
 
 
 def read_parquet(content: bytes, path: str | Path) -> pl.DataFrame:
@@ -422,23 +484,11 @@ def read_parquet(content: bytes, path: str | Path) -> pl.DataFrame:
 
 
 def _read_table(path: str | Path, expected: str) -> _Table:
-    """Read all lines that are not blank as texts; columns are named by a first line of known
-    names.
-    """
+    """Read all lines that are not blank as texts; a first line of known names names the columns."""
     with open_unpacked(path) as file:
         content = file.read()
     if format_suffix(path) == "parquet":
-        try:
-            frame = read_parquet(content, path)
-            frame = frame.select(pl.exclude(pl.List, pl.Array, pl.Struct).cast(pl.String))
-        except InputError:
-            raise
-        # whatever polars raises for a damaged file
-        except (Exception, pl.exceptions.PanicException) as error:
-            raise InputError(
-                f"is not a readable Parquet file ({describe_error(error)})", path
-            ) from None
-        table = _Table(path, frame, pl.Series(range(1, len(frame) + 1)), is_headed=True)
+        table = _read_parquet_as_texts(content, path)
     elif b"\0" in content[: 1 << 12]:
         raise InputError("expected text, but got a binary file", path)
     else:
@@ -453,52 +503,72 @@ def _read_table(path: str | Path, expected: str) -> _Table:
     return table
 
 
+def _read_parquet_as_texts(content: bytes, path: str | Path) -> _Table:
+    """Return the columns of a Parquet file that are no lists, as texts."""
+    try:
+        frame = read_parquet(content, path)
+        frame = frame.select(pl.exclude(pl.List, pl.Array, pl.Struct).cast(pl.String))
+    except InputError:
+        raise
+    # whatever polars raises for a damaged file
+    except (Exception, pl.exceptions.PanicException) as error:
+        raise InputError(
+            f"is not a readable Parquet file ({describe_error(error)})", path
+        ) from None
+    return _Table(path, frame, pl.Series(range(1, len(frame) + 1)), is_headed=True)
+
+
 def _parse_lines(text: str, path: str | Path, expected: str) -> _Table:
-    """Split the lines of a text, at blanks unless the suffix says more, and check that all have as
-    many fields.
+    """Split the lines of a text, and check that all have as many fields.
+
+    Fields are separated by blanks, unless the suffix of the file says more.
     """
     separator = {"csv": ",", "tsv": "\t"}.get(format_suffix(path))
     if separator is None:
-        column = pl.Series(text.split("\n"), dtype=pl.String).str.extract_all(r"\S+")
+        fields_by_line = pl.Series(text.split("\n"), dtype=pl.String).str.extract_all(r"\S+")
     else:
-        csv.field_size_limit(1 << 30)
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-        try:
-            column = pl.Series(
-                [[field.strip() for field in row] for row in rows], dtype=pl.List(pl.String)
-            )
-        except csv.Error as error:
-            raise InputError(
-                f"cannot be read ({describe_error(error)})", path, rows.line_num
-            ) from None
-    lines = pl.DataFrame({"fields": column}).with_row_index("line", offset=1)
+        fields_by_line = _split_delimited(text, separator, path)
+    lines = pl.DataFrame({"fields": fields_by_line}).with_row_index("line", offset=1)
     lines = lines.filter(pl.col("fields").list.len() > 0)
     if not len(lines):
-        raise InputError(
-            f"expected lines `{expected}`, but got {'none' if text else 'an empty file'}", path
-        )
-    lengths = lines["fields"].list.len()
-    width = lengths[0]
+        got = "none" if text else "an empty file"
+        raise InputError(f"expected lines `{expected}`, but got {got}", path)
+
+    num_fields = lines["fields"].list.len()
+    width = num_fields[0]
     if width > _MOST_COLUMNS:
         raise InputError(f"expected lines `{expected}`, but got {width:,} columns", path, 1)
-    if (differs := lengths != width).any():
-        at = int(differs.arg_max() or 0)
-        message = f"expected {width} columns as in the lines before, but got {lengths[at]}"
-        raise InputError(message, path, lines["line"][at])
-    frame = lines.select(
-        pl.col("fields").list.get(at).alias(f"column_{at + 1}") for at in range(width)
-    )
-    first = list(frame.row(0))
-    roles = [*map(_column_role, first)]
-    is_headed = all(roles) if separator is None else _are_column_names(first, roles)
-    if len(first) < 2 or not is_headed:
-        return _Table(path, frame, lines["line"], is_headed=False)
-    names = [
-        name if name not in first[:at] else f"{name} ({at + 1})" for at, name in enumerate(first)
+    is_of_other_width = num_fields != width
+    if is_of_other_width.any():
+        row = int(is_of_other_width.arg_max() or 0)
+        message = f"expected {width} columns as in the lines before, but got {num_fields[row]}"
+        raise InputError(message, path, lines["line"][row])
+    columns = [
+        pl.col("fields").list.get(index).alias(f"column_{index + 1}") for index in range(width)
     ]
-    return _Table(
-        path,
-        frame[1:].rename(dict(zip(frame.columns, names, strict=True))),
-        lines["line"][1:],
-        True,
-    )
+    frame = lines.select(columns)
+
+    headings = list(frame.row(0))
+    roles = [_column_role(heading) for heading in headings]
+    is_headed = all(roles) if separator is None else _are_column_names(headings, roles)
+    if width < 2 or not is_headed:
+        return _Table(path, frame, lines["line"], is_headed=False)
+    new_names: dict[str, str] = {}
+    for index, (column, heading) in enumerate(zip(frame.columns, headings, strict=True)):
+        is_repeated = heading in headings[:index]
+        new_names[column] = f"{heading} ({index + 1})" if is_repeated else heading
+    return _Table(path, frame[1:].rename(new_names), lines["line"][1:], is_headed=True)
+
+
+def _split_delimited(text: str, separator: str, path: str | Path) -> pl.Series:
+    """Return the fields of each line of a table of separated values, without blanks around them."""
+    csv.field_size_limit(1 << 30)
+    source = io.StringIO(text, newline="")
+    rows = csv.reader(source, delimiter=separator, skipinitialspace=True)
+    fields_by_line: list[list[str]] = []
+    try:
+        for row in rows:
+            fields_by_line.append([field.strip() for field in row])
+    except csv.Error as error:
+        raise InputError(f"cannot be read ({describe_error(error)})", path, rows.line_num) from None
+    return pl.Series(fields_by_line, dtype=pl.List(pl.String))
