@@ -7,6 +7,8 @@ import inspect
 
 import pytest
 import torch
+from reference import strongest as reference
+from reference.similarity import cosine
 from reference.zebra import zebra_disclosure
 from reports import compute
 from samples import fading_voices
@@ -30,6 +32,7 @@ from vpmetrics.attacks import (
     Procrustes,
     RidgeToOriginal,
     TunedAttack,
+    feature_blocks,
     fusion,
 )
 from vpmetrics.attacks.features import PROFILES
@@ -220,7 +223,7 @@ def test_result_is_independent_of_block_size(condition, column, monkeypatch):
     numbers = {"sessions": torch.arange(len(speakers)) % 2, "groups": speakers % 2}
     columns = {column: numbers[column]} if column else {}
     expected = found(*rows, FEW, condition, **columns)
-    monkeypatch.setattr(fusion, "_ENTRIES_AT_ONCE", 3000)
+    monkeypatch.setattr(feature_blocks, "ENTRIES_AT_ONCE", 3000)
     monkeypatch.setattr(fusion, "_ROW_ENTRIES_AT_ONCE", 1000)
     assert_same_result(expected, found(*rows, FEW, condition, **columns), atol=1e-9)
 
@@ -565,6 +568,31 @@ def test_a_profile_includes_the_poorer_ones():
     assert result["d_ece_strongest"] == values[-1] > values[0] + 0.1
 
 
+def test_fusion_of_three_attacks_matches_the_definition():
+    # Cosines of all, of the first and of the last dimensions, written in loops.
+    class First(Own):
+        def attack(self, original, protected):
+            return [None if side is None else side[:, :6] for side in (original, protected)]
+
+    class Last(Own):
+        def attack(self, original, protected):
+            return [None if side is None else side[:, 6:] for side in (original, protected)]
+
+    original, names, draw = fading_voices(9, 4, 12)
+    noise = noise_like(original, draw)
+    protected = torch.cat([original[:, :6], -original[:, 6:]], dim=1) + 0.5 * noise
+    scores = [
+        lambda one, other: cosine(one[:6], other[:6]),
+        lambda one, other: cosine(one[6:], other[6:]),
+    ]
+    expected = reference.strongest(*(x.numpy() for x in (original, protected, names)), scores)
+    result = found(original, protected, names, [Plain(), First(), Last()])
+    assert result["d_ece_strongest"] > result["d_ece_chance"] + 0.1
+    for key, value in expected.items():
+        # Scores are counted in bins.
+        assert result[key] == pytest.approx(value, abs=2e-3, nan_ok=True), key
+
+
 def test_shares_add_up_and_noise_has_none():
     class Noise(Own):
         name, needs = "noise", "nothing"
@@ -618,10 +646,26 @@ def test_limit_lies_above_the_disclosure_and_needs_32_speakers():
         curve = attacker.learning_curve(CONDITIONS["OP"], result)
         assert curve.limit.isfinite() == is_known
         if is_known:
-            # 48 speakers are fitted on, or 24 of them
-            expected = 2 * curve.from_all - curve.from_half
-            assert_close(curve.limit, max(expected, curve.from_all))
-            assert curve.from_half < curve.from_all  # fewer speakers teach less
+            assert curve.num_speakers == (12, 24, 48)
+            quarter, half, everybody = curve.d_ece
+            assert quarter < half < everybody  # fewer speakers teach less
+            assert_close(curve.limit, max(2 * everybody - half, everybody))
+
+
+def test_learning_curve_counts_observed_speakers():
+    original, names, draw = fading_voices(60, 4, 48)
+    protected = original @ rotation(48, draw) + noise_like(original, draw)
+    data = data_of(original[names < 20], protected[names < 20], names[names < 20])
+    rows = original[names >= 20], protected[names >= 20], names[names >= 20]
+    moments = measure_moments(*rows, [Encoder("", 48)])
+    attacker = FusedAttacker(data, FEW, [CONDITIONS["OP"]], moments)
+    curve = attacker.learning_curve(CONDITIONS["OP"], attacker.result(CONDITIONS["OP"]))
+    # Half of the four speakers of a fold have pairs, a quarter has none.
+    assert curve.num_speakers == (8, 16, 16 + 40)
+    half, everybody, observing = curve.d_ece
+    assert half < everybody < observing
+    expected = (56 * observing - 16 * everybody) / 40
+    assert_close(curve.limit, expected)
 
 
 # --- Folds

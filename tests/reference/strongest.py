@@ -10,7 +10,8 @@ from .similarity import cosine, trials
 from .verification import equal_error_rate, tpr_at_fpr
 from .zebra import zebra_disclosure
 
-RIDGE, CLIP = 1e-3, 6.0
+CLIP = 6.0
+SMALLEST_GAP, PRIOR_DEVIATION = 0.1, 0.5
 PROFILES = ("nothing", "protected", "labelled", "pairs")
 
 
@@ -37,39 +38,54 @@ def pairs_by_fold(original, speakers, features):
     return [np.array(each) for each in scores], [np.array(each) for each in kinds]
 
 
-def logistic_weights(scores, labels):
-    """Weights of a logistic regression with balanced classes, an intercept and a ridge on the
-    weights.
+def gap_between_classes(scores, labels):
+    """Distance between the class means of one score, in deviations within a class."""
+    targets = scores[labels == 1]
+    nontargets = scores[labels == 0]
+    within = (np.var(targets) + np.var(nontargets)) / 2
+    return abs(np.mean(targets) - np.mean(nontargets)) / np.sqrt(within)
+
+
+def logistic_weights(scores, labels, num_utterances):
+    """Weights of a logistic regression with balanced classes and an intercept.
+
+    A weight has a normal prior, whose deviation is the gap between the classes by that score alone,
+    relative to the largest one. Every utterance counts as one observation.
     """
     scores = np.clip(scores, -CLIP, CLIP)
+    gaps = np.array([gap_between_classes(column, labels) for column in scores.T])
+    deviation = PRIOR_DEVIATION * np.maximum(gaps / np.max(gaps), SMALLEST_GAP)
     share = np.where(labels == 1, 0.5 / np.sum(labels == 1), 0.5 / np.sum(labels == 0))
     sign = np.where(labels == 1, 1.0, -1.0)
 
     def cost(weights):
         margins = sign * (scores @ weights[:-1] + weights[-1])
-        return share @ np.logaddexp(0, -margins) + RIDGE / 2 * np.sum(weights[:-1] ** 2)
+        prior = np.sum((weights[:-1] / deviation) ** 2) / 2
+        return share @ np.logaddexp(0, -margins) + prior / num_utterances
 
-    return minimize(cost, np.zeros(scores.shape[1] + 1), method="BFGS", options={"gtol": 1e-9}).x[
-        :-1
-    ]
+    start = np.zeros(scores.shape[1] + 1)
+    return minimize(cost, start, method="BFGS", options={"gtol": 1e-9}).x[:-1]
 
 
-def fuse(scores, kinds, is_permuted=False):
+def fuse(scores, kinds, num_utterances, is_permuted=False):
     """Fused scores of all folds, and whether each pair is a target: one of a speaker and the next
     if permuted.
     """
+    num_folds = len(scores)
+    fitted_on = num_utterances * (num_folds - 1) // num_folds
     standardised = [(each - each.mean(0)) / each.std(0) for each in scores]
     used = [kind != 2 if is_permuted else kind >= 0 for kind in kinds]
     labels = [(kind == (1 if is_permuted else 2)).astype(int) for kind in kinds]
     fused, targets = [], []
-    for fold in range(len(scores)):
-        others = [other for other in range(len(scores)) if other != fold]
+    for fold in range(num_folds):
+        others = [other for other in range(num_folds) if other != fold]
         # Pairs of a speaker and the next are left out where they are no targets: they are few, and
         # overlap the classes.
         fitted = [kind != 1 for kind in kinds] if not is_permuted else used
         weights = logistic_weights(
             np.concatenate([standardised[k][fitted[k]] for k in others]),
             np.concatenate([labels[k][fitted[k]] for k in others]),
+            fitted_on,
         )
         fused.append(standardised[fold][used[fold]] @ weights)
         targets.append(labels[fold][used[fold]])
@@ -81,15 +97,21 @@ def two_sided(scores, targets):
     return {sign: zebra_disclosure(sign * scores, targets)["d_ece"] for sign in (1, -1)}
 
 
-def strongest(original, protected, speakers):
-    """What StrongestAttack returns where the only attack is plain comparison."""
+def strongest(original, protected, speakers, further_scores=()):
+    """What StrongestAttack returns for plain comparison and attacks that learn nothing, and need
+    nothing, on OP.
+
+    ``further_scores``: functions of an original and a protected embedding, one per attack.
+    """
     scores, targets, _ = trials(original, protected, speakers, "OP")
     floor = two_sided(scores, targets)
     sign = max(floor, key=floor.get)
-    of_folds = pairs_by_fold(
-        original, speakers, [lambda _, i, j: cosine(original[i], protected[j])]
-    )
-    fused, labels = fuse(*of_folds)
+    features = [
+        lambda _, i, j, score=score: score(original[i], protected[j])
+        for score in (cosine, *further_scores)
+    ]
+    of_folds = pairs_by_fold(original, speakers, features)
+    fused, labels = fuse(*of_folds, len(speakers))
     found = zebra_disclosure(fused, labels)["d_ece"]
     compared = (sign * scores, targets) if floor[sign] >= found else (fused, labels)
     value = max(floor[sign], found)
@@ -100,7 +122,9 @@ def strongest(original, protected, speakers):
         "eer_strongest": equal_error_rate(*compared),
         "tpr_at_1e-2_strongest": tpr_at_fpr(*compared, 0.01),
         "tpr_at_1e-3_strongest": tpr_at_fpr(*compared, 0.001),
-        "d_ece_chance": zebra_disclosure(*fuse(*of_folds, is_permuted=True))["d_ece"],
+        "d_ece_chance": zebra_disclosure(*fuse(*of_folds, len(speakers), is_permuted=True))[
+            "d_ece"
+        ],
         "attack_speakers": float(len(dealt) - max(sizes)),
         **{f"d_ece_{profile}": value for profile in PROFILES},
     }

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vpmetrics.attacks.fusion import FusedResult, ReportedAttack
+from vpmetrics.attacks.results import FusedResult, ReportedAttack
 from vpmetrics.report.checks import Check
 from vpmetrics.report.comparison import (
     collect_checks,

@@ -13,7 +13,7 @@ from report.test_headline import rebuild, system
 from vpmetrics import VoicePrivacy
 from vpmetrics._scores.registry import FAMILIES, scalar, utility_direction
 from vpmetrics._util.inputs import InputError
-from vpmetrics.attacks.fusion import ReportedAttack
+from vpmetrics.attacks.results import ReportedAttack
 from vpmetrics.report.comparison import PRESETS, check_columns, table_of_systems
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.table_formats import as_markdown

@@ -29,7 +29,8 @@ from vpmetrics._utterances.utterances import (
 )
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.fusion import FusedAttacker, FusedResult
+    from vpmetrics.attacks.fusion import FusedAttacker
+    from vpmetrics.attacks.results import FusedResult
 
 
 class ConversationProtocol(NamedTuple):

@@ -31,7 +31,8 @@ from vpmetrics.attacks.base import (
     is_made_for,
     learns_from_moments,
 )
-from vpmetrics.attacks.folds import CellRows, Folds, Sample
+from vpmetrics.attacks.feature_blocks import FeatureBlock, merge_blocks
+from vpmetrics.attacks.folds import CellRows, Folds
 from vpmetrics.attacks.moments import (
     MomentSums,
     TrainingSets,
@@ -39,6 +40,7 @@ from vpmetrics.attacks.moments import (
     divide_by_norm,
     unit_rows,
 )
+from vpmetrics.attacks.own_scores import score_cell
 from vpmetrics.attacks.solutions import AnySolution, SeparateSolutions, Solution
 
 PROFILES = (NOTHING, PROTECTED, LABELLED, PAIRS)
@@ -100,61 +102,6 @@ class FittedAttack:
             solution = solution.select_sets(sets)
         mapped = solution.map_side(rows_by_set, side)
         return mapped.reshape(len(mapped), num_cells, num_rows, mapped.shape[-1])
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureBlock:
-    """Scores of some features as inner products of rows ``(A, C, R, d)``, or as matrices ``(A, C,
-    R, R')``.
-
-    ``features`` ``(A,)``: their numbers. ``enrolment`` and ``test`` are None where ``matrix`` is
-    given.
-    """
-
-    features: Sequence[int]
-    enrolment: Tensor | None = None
-    test: Tensor | None = None
-    matrix: Tensor | None = None
-    is_cosine: bool = True
-
-    def take_columns(self, rows: Sample | None, columns: Sample | None) -> FeatureBlock:
-        """Return the block with a sample of enrolment rows and of test rows of each cell."""
-        if self.matrix is not None:
-            matrix = self.matrix
-            if rows is not None:
-                matrix = _take_rows(matrix, rows.columns)
-            if columns is not None:
-                matrix = _take_rows(matrix.mT, columns.columns).mT
-            return replace(self, matrix=matrix)
-        assert self.enrolment is not None
-        assert self.test is not None
-        enrolment = self.enrolment if rows is None else _take_rows(self.enrolment, rows.columns)
-        test = self.test if columns is None else _take_rows(self.test, columns.columns)
-        return replace(self, enrolment=enrolment, test=test)
-
-    def shift_numbers(self, first: int) -> FeatureBlock:
-        """Return the block with features numbered from ``first`` on."""
-        return replace(self, features=[first + number for number in self.features])
-
-    def score(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
-        """Return scores ``(A, C, a, b)`` of some enrolment and test rows."""
-        if self.matrix is not None:
-            return self.matrix[:, :, rows, columns]
-        assert self.enrolment is not None
-        assert self.test is not None
-        return self.enrolment[:, :, rows] @ self.test[:, :, columns].mT
-
-    def select_cell(self, cell: int) -> tuple[Tensor, Tensor]:
-        """Return enrolment and test rows ``(A, R, d)`` of one cell, whose inner products are the
-        scores.
-        """
-        if self.matrix is None:
-            assert self.enrolment is not None
-            assert self.test is not None
-            return self.enrolment[:, cell], self.test[:, cell]
-        matrix = self.matrix[:, cell]
-        one_hot = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        return matrix, one_hot.expand(len(matrix), -1, -1)
 
 
 class AttackFeatures:
@@ -371,113 +318,6 @@ class AttackFeatures:
                 )
                 scores[setting, cell, :num_rows, :num_columns] = found.to(scores)
         return scores
-
-
-def score_cell(
-    attack: Any,
-    rows: Tensor,
-    columns: Tensor,
-    enrolment: CellRows,
-    test: CellRows,
-    cell: int,
-    is_halved: bool,
-) -> Tensor:
-    """Return the scores ``(A, B)`` of one cell by the methods of an attack, with mean 0 and
-    deviation 1.
-
-    With a method ``enrol``, a test is compared with the speaker as enrolled from the other half of
-    the recordings.
-    """
-    if not hasattr(attack, "enrol"):
-        return standardise_matrix(_score(attack, rows, columns))
-    codes = enrolment.code[cell, : len(rows)]
-    if not is_halved:
-        return standardise_matrix(_score(attack, attack.enrol(rows, codes).detach(), columns))
-    half_of_row, half_of_column = _assign_halves(enrolment, test, cell, len(rows), len(columns))
-    scores = rows.new_full((len(rows), len(columns)), torch.nan)
-    for half in (0, 1):
-        is_enrolled = half_of_row == half
-        if not bool(is_enrolled.any()):
-            continue
-        models = attack.enrol(rows[is_enrolled], codes[is_enrolled]).detach()
-        place = torch.searchsorted(codes[is_enrolled].contiguous(), codes).clamp(
-            max=len(models) - 1
-        )
-        has_model = codes[is_enrolled][place] == codes
-        found = _score(attack, models[place], columns[half_of_column != half])
-        scores[:, half_of_column != half] = found.to(scores).masked_fill(
-            ~has_model[:, None], torch.nan
-        )
-    return standardise_matrix(scores)
-
-
-def _score(attack: Any, rows: Tensor, columns: Tensor) -> Tensor:
-    if not hasattr(attack, "score"):
-        return divide_by_norm(rows) @ divide_by_norm(columns).mT
-    scores: Tensor = attack.score(rows, columns).detach()
-    return scores
-
-
-def _assign_halves(
-    enrolment: CellRows, test: CellRows, cell: int, num_rows: int, num_columns: int
-) -> tuple[Tensor, Tensor]:
-    """Return the half, 0 or 1, that the recording of each row belongs to: every other one of its
-    speaker.
-    """
-    ids = torch.cat([enrolment.ids[cell, :num_rows], test.ids[cell, :num_columns]])
-    codes = torch.cat([enrolment.code[cell, :num_rows], test.code[cell, :num_columns]])
-    names, recording = ids.unique(return_inverse=True)
-    position = torch.arange(len(ids), device=ids.device)
-    first = torch.full_like(names, len(ids)).scatter_reduce(0, recording, position, "amin")
-    order = first.argsort()
-    order = order[codes[first][order].argsort(stable=True)]
-    turn = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    half = (turn % 2)[recording]
-    return half[:num_rows], half[num_rows:]
-
-
-def standardise_matrix(scores: Tensor) -> Tensor:
-    """Return scores with mean 0 and deviation 1; all 0 where some are infinite or all equal,
-    missing ones 0.
-    """
-    scores = scores.double() if scores.device.type != "mps" else scores
-    is_known = ~scores.isnan()
-    number = is_known.sum().clamp(min=1)
-    mean = scores.nan_to_num(0).sum() / number
-    centred = torch.where(is_known, scores - mean, 0)
-    deviation = (centred.square().sum() / number).sqrt()
-    is_usable = deviation.isfinite() & (deviation > 1e-6 * mean.abs())
-    return torch.where(is_usable, centred / torch.where(is_usable, deviation, 1), 0)
-
-
-def _take_rows(rows: Tensor, columns: Tensor) -> Tensor:
-    """Return some rows of each cell, ``(A, C, r, d)``, from rows ``(A, C, R, d)`` and their places
-    ``(C, r)``.
-    """
-    return rows[:, torch.arange(len(columns), device=columns.device)[:, None], columns]
-
-
-def merge_blocks(blocks: Sequence[FeatureBlock]) -> list[FeatureBlock]:
-    """Return blocks with rows of the same width joined, so that one product scores them all."""
-    merged: list[FeatureBlock] = []
-    by_shape: dict[Any, list[FeatureBlock]] = {}
-    for block in blocks:
-        if block.matrix is not None:
-            merged.append(block)
-        else:
-            assert block.enrolment is not None
-            by_shape.setdefault((block.enrolment.shape[-1], block.is_cosine), []).append(block)
-    for (_, is_cosine), parts in by_shape.items():
-        features = [number for part in parts for number in part.features]
-        is_same = all(part.enrolment is part.test for part in parts)
-        rows = [part.enrolment for part in parts if part.enrolment is not None]
-        others = [part.test for part in parts if part.test is not None]
-        parts.clear()  # a side is copied while the other is no longer held twice
-        enrolment = torch.cat(rows)
-        rows.clear()
-        test = enrolment if is_same else torch.cat(others)
-        merged.append(FeatureBlock(features, enrolment, test, is_cosine=is_cosine))
-    return merged
 
 
 def attack_name(attack: Any) -> str:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._utterances.utterances import Utterances
+from vpmetrics._utterances.conditions import Condition
+from vpmetrics._utterances.utterances import EvaluationData, Utterances, renumber_speakers
 from vpmetrics.attacks.moments import divide_by_norm
 
 _FEW_ROWS_PER_MEMBER = 32
@@ -158,3 +159,33 @@ class FoldRowsOfCondition(Sequence[FoldRows]):
     def __iter__(self) -> Iterator[FoldRows]:
         for number in range(self._count):
             yield self._make(number)
+
+
+class FusedFold(NamedTuple):
+    """Utterances of a fold whose embeddings are fused rows, and how a test is compared with a
+    reference.
+    """
+
+    data: EvaluationData
+    score: Callable[[Tensor, Tensor], Tensor]
+
+
+def make_fused_fold(
+    enrolment: Utterances, test: Utterances, rows: tuple[Tensor, Tensor], condition: Condition
+) -> FusedFold:
+    """Return the fold with enrolment rows in the first half of the columns and test rows in the
+    second half.
+    """
+    enrolment_rows, test_rows = rows
+    width = enrolment_rows.shape[1]
+
+    def score(tests: Tensor, references: Tensor) -> Tensor:
+        return tests[:, width:] @ references[:, :width].mT
+
+    if condition.is_same_side and len(enrolment) == len(test):
+        protected = replace(test, embeddings=torch.cat([enrolment_rows, test_rows], dim=1))
+        original = protected.take(slice(0, 0))
+    else:
+        original = replace(enrolment, embeddings=pad(enrolment_rows, (0, width)))
+        protected = replace(test, embeddings=pad(test_rows, (width, 0)))
+    return FusedFold(renumber_speakers(original, protected), score)

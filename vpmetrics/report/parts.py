@@ -53,7 +53,8 @@ from vpmetrics.report.trial_report import ScoredTrials, calibrate_across_session
 
 if TYPE_CHECKING:
     from vpmetrics.attacks.fold_rows import FoldRows
-    from vpmetrics.attacks.fusion import FusedAttacker, FusedResult
+    from vpmetrics.attacks.fusion import FusedAttacker
+    from vpmetrics.attacks.results import FusedResult
 
 _FEW_ENTRIES = 1 << 18  # of embeddings, of which rows after all attacks are kept: 50 times as many
 _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of

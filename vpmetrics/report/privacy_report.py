@@ -40,7 +40,8 @@ from vpmetrics.report.headline import Headline, Risk
 from vpmetrics.report.verdict import LARGEST_KEYS, disclosure_keys, largest_key, make_headline
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.fusion import FusedAttacker, FusedResult, ReportedAttack
+    from vpmetrics.attacks.fusion import FusedAttacker
+    from vpmetrics.attacks.results import FusedResult, ReportedAttack
     from vpmetrics.report.trial_report import ScoredTrials
 
 

@@ -14,7 +14,7 @@ from vpmetrics._scores.registry import CI_SUFFIXES, bare_population_keys, hidden
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.fusion import FusedResult
+    from vpmetrics.attacks.results import FusedResult
 
 PLAIN = "plain comparison"
 _SINGLED_OUT_BY_CHANCE = math.exp(-1)

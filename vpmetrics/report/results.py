@@ -91,7 +91,7 @@ from vpmetrics.report.summary import (
 from vpmetrics.report.tables import average_of_groups
 
 if TYPE_CHECKING:
-    from vpmetrics.attacks.fusion import ReportedAttack
+    from vpmetrics.attacks.results import ReportedAttack
 
 VERSION = 4  # 3 had a schema beside it
 _HEADLINE_NUMBERS = (
