@@ -8,16 +8,13 @@ from torch import Tensor
 
 from vpmetrics._base.embedding_metric import EmbeddingMetric
 from vpmetrics._identification.identification import Identification, identify_condition
-from vpmetrics._identification.references import IdentificationTrials
-from vpmetrics._scores.jackknife import add_intervals, group_speakers
+from vpmetrics._scores.jackknife import JackknifeGroups, add_intervals, group_speakers
 from vpmetrics._scores.scorers import Scoring, resolve_scoring
 from vpmetrics._util.validation import check_finite_slope, reject_options
 from vpmetrics._utterances.conditions import look_up_condition
 from vpmetrics._utterances.utterances import EvaluationData
 from vpmetrics.functional.local import summarise_information
 from vpmetrics.report.identification_scalars import jackknife_scalars, pool_identifications
-
-Parts = list[tuple[IdentificationTrials, Identification]]
 
 
 class LocalInformationDisclosure(EmbeddingMetric):
@@ -88,20 +85,21 @@ class LocalInformationDisclosure(EmbeddingMetric):
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
     def _identify_and_summarise(
-        self, data: EvaluationData
-    ) -> tuple[Parts, Identification, dict[str, Tensor]]:
-        parts = identify_condition(
-            data, look_up_condition(self.condition), self.scoring, slope=self.slope
-        )
-        pooled = pool_identifications([part for _, part in parts])
+        self, data: EvaluationData, groups: JackknifeGroups | None = None
+    ) -> tuple[list[Identification], Identification, dict[str, Tensor]]:
+        """Return what is known of each group of the data, of all groups, and a summary of that."""
+        condition = look_up_condition(self.condition)
+        parts = identify_condition(data, condition, self.scoring, slope=self.slope, groups=groups)
+        pooled = pool_identifications(parts)
         assert pooled.bits is not None
         return parts, pooled, summarise_information(pooled.bits, pooled.linked)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        parts, _, values = self._identify_and_summarise(data)
-        if self.intervals is None:
+        groups = None if self.intervals is None else group_speakers(data)
+        parts, _, values = self._identify_and_summarise(data, groups)
+        if self.intervals is None or groups is None:
             return values
-        jackknife = jackknife_scalars(parts, self.scoring, group_speakers(data), "empirical")
+        jackknife = jackknife_scalars(parts, groups, "empirical")
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:

@@ -100,24 +100,25 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         self.distractors = check_distractors(distractors)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        condition = look_up_condition(self.condition)
+        groups = None if self.intervals is None else group_speakers(data)
         parts = identify_condition(
             data,
-            condition,
+            look_up_condition(self.condition),
             self.scoring,
             has_bits=False,
             bandwidth=self.bandwidth,
             distractors=self.distractors,
+            groups=groups,
         )
-        histograms = [part.histogram for _, part in parts]
+        histograms = [part.histogram for part in parts]
         inputs = torch.stack([each.detach().sum() for each in histograms])
         disclosures = [
             rank_disclosure(each, self.model, validate_args=False) for each in histograms
         ]
         values = mean_over_groups(disclosures, inputs)
-        if self.intervals is None:
+        if self.intervals is None or groups is None:
             return values
-        jackknife = jackknife_scalars(parts, self.scoring, group_speakers(data), self.model)
+        jackknife = jackknife_scalars(parts, groups, self.model)
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
@@ -141,5 +142,5 @@ class SimilarityRankDisclosure(EmbeddingMetric):
                 bandwidth=self.bandwidth,
                 distractors=self.distractors,
             )
-        histogram = add_padded_histograms([part.histogram for _, part in parts])
+        histogram = add_padded_histograms([part.histogram for part in parts])
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

@@ -10,6 +10,7 @@ import torch
 from vpmetrics._identification.conversations import choose_length, score_conversations
 from vpmetrics._scores.condition_scores import collect_trial_scores
 from vpmetrics._scores.measures import found_among_of_steps
+from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.score_counts import expected_disclosure
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._scores.trial_rows import make_plain_rows
@@ -35,8 +36,13 @@ def voices(speakers=6, utterances=10, seed=0, noise=None, width=16):
     return side(original, names), side(protected, names)
 
 
+def pairs_of(enrolment, test, condition):
+    number = 1 + int(torch.cat([enrolment.speaker_index, test.speaker_index]).amax())
+    return PairBlocks(enrolment, test, number, SCORERS["cosine"], condition)
+
+
 def plain(enrolment, test, condition):
-    return make_plain_rows(enrolment, test, condition, SCORERS["cosine"])
+    return make_plain_rows(pairs_of(enrolment, test, condition))
 
 
 def disclosure(scores, is_target):

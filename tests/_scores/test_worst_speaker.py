@@ -8,6 +8,7 @@ import torch
 from samples import planted
 
 from vpmetrics._scores import worst_speaker
+from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._scores.trial_rows import make_plain_rows
 from vpmetrics._scores.worst_speaker import find_worst_speaker, linkability_by_chance
@@ -21,9 +22,14 @@ def side(rows, speakers, **columns):
     return Utterances(rows, speakers, torch.arange(len(speakers)), speakers, **columns)
 
 
+def pairs_of(enrolment, test, condition):
+    number = 1 + int(torch.cat([enrolment.speaker_index, test.speaker_index]).amax())
+    return PairBlocks(enrolment, test, number, SCORERS["cosine"], condition)
+
+
 def plain(original, protected, condition=OP):
     enrolment = protected if condition is PP else original
-    return make_plain_rows(enrolment, protected, condition, SCORERS["cosine"])
+    return make_plain_rows(pairs_of(enrolment, protected, condition))
 
 
 def private(speakers, utterances, seed=0, width=48):
@@ -133,7 +139,7 @@ def test_sessions_are_dealt_out_whole():
         protected = side(
             voices + 0.3 * torch.randn(72, 16, generator=draw), names, sessions=sessions
         )
-        across = make_plain_rows(protected, protected, CONDITIONS["across"], SCORERS["cosine"])
+        across = make_plain_rows(pairs_of(protected, protected, CONDITIONS["across"]))
         rows = [[plain(original, protected)], [across]]
         p_values.append(find_worst_speaker(rows, original.speakers.unique()).p)
     p_values = torch.tensor(p_values)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ _MOST_SCORES = 1 << 19  # that slopes are fitted on
 # up to this number of speakers, each is a fold; with more there are ten folds
 _MOST_FOLDS, _FOLDS = 256, 10
 _PERMUTATIONS = 4  # of speakers, for chance levels
+_MASKED_SCORES = 1 << 20  # that are compared at once: their masks stay in a cache
 
 
 class Identification(NamedTuple):
@@ -49,6 +51,7 @@ class Identification(NamedTuple):
     slopes: Tensor | None  # (B,), of all inputs, trials or not
     chance_histograms: Tensor | None = None  # (K, N)
     chance_bits: Tensor | None = None  # (), mean local information
+    replicates: IdentificationReplicates | None = None
 
 
 def identify_condition(
@@ -59,14 +62,17 @@ def identify_condition(
     has_bits: bool = True,
     distractors: Tensor | None = None,
     **options: Any,
-) -> list[tuple[IdentificationTrials, Identification]]:
-    """Return trials and :func:`identify` of each group with two references; of the first where no
-    group has two.
+) -> list[Identification]:
+    """Return :func:`identify` of each group with two references; of the first where no group has
+    two.
     """
-    trials = [form_condition_trials(part, condition, distractors) for part in data.by_group()]
+    every = [form_condition_trials(part, condition, distractors) for part in data.by_group()]
     # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
-    trials = [each for each in trials if each.num_references > 1] or trials[:1]
-    return [(each, identify(each, scoring, has_bits=has_bits, **options)) for each in trials]
+    with_ranks = [trials for trials in every if trials.num_references > 1]
+    return [
+        identify(trials, scoring, has_bits=has_bits, **options)
+        for trials in with_ranks or every[:1]
+    ]
 
 
 def identify(
@@ -77,54 +83,73 @@ def identify(
     has_bits: bool = True,
     has_chance: bool = False,
     bandwidth: float | None = None,
+    groups: JackknifeGroups | None = None,
 ) -> Identification:
     """Return ranks and local information; bits, and the histogram with ``bandwidth``, carry a
-    gradient.
+    gradient. With ``groups`` also their replicates.
     """
-    num_references, wide = trials.num_references, trials.references.sums
-    # Row 0: the true speakers. Further rows: permuted speakers, for the chance level.
+    num_references = trials.num_references
     columns = trials.column[None]
     if has_chance and num_references > 1:
-        order = order_references(trials)
-        place = order.argsort()[trials.column]
-        shifts = torch.arange(1 + min(_PERMUTATIONS, num_references - 1), device=order.device)
-        columns = order[(place + shifts[:, None]) % num_references]
+        columns = _rotate_columns(trials)
     bits_columns = columns[:2]
-    ranks = wide.new_zeros(len(columns), 3, len(trials.inputs))
-    bits, slopes = wide.new_full(bits_columns.shape, 0 if num_references > 1 else torch.nan), None
+    sums = trials.references.sums
+    slopes = None
     if has_bits and slope is not None:
-        slopes = torch.as_tensor(slope, device=wide.device).expand(bits.shape)
+        slopes = torch.as_tensor(slope, device=sums.device).expand(bits_columns.shape)
     elif has_bits:
         with torch.no_grad():
             slopes = _cross_fit_slopes(trials, scoring, bits_columns)
+    ranks = sums.new_zeros(len(columns), 3, len(trials.inputs))
+    bits = sums.new_full(bits_columns.shape, 0 if num_references > 1 else torch.nan)
+    counter = None if groups is None else _ReplicateCounter(trials, groups)
     for block in score_inputs(trials, scoring):
-        matches = block.scores.gather(1, columns[:, block.rows].T).T.unsqueeze(2)
-        for number, match in enumerate(matches.detach()):
-            ranks[number][:, block.rows] = count_above_tied_nan(block._replace(match=match))
-        if slopes is not None and num_references > 1:
-            centred, mean, deviation = centre_rows(block.scores, block.rounding)
-            for number, match in enumerate(matches[: len(bits)]):
-                # Divide the slope by the deviation, not every score: fewer operations.
-                weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
-                bits[number, block.rows] = widen(local_bits(centred, match - mean, weight))
+        matches = block.scores.gather(1, columns[:, block.rows].T).T.unsqueeze(2)  # (K, b, 1)
+        ranks[:, :, block.rows] = count_above_tied_nan(block, matches.detach())
+        if counter is not None:
+            counter.add_ranks(block)
+        if slopes is None or num_references < 2:
+            continue
+        centred = centre_rows(block.scores, block.rounding)
+        for number, match in enumerate(matches[: len(bits)]):
+            slope_of_input = slopes[number, block.rows].to(match.dtype).unsqueeze(1)
+            # Divide the slope by the deviation, not every score: fewer operations.
+            weight = slope_of_input / centred.deviation
+            bits_of_input = local_bits(centred.scores, match - centred.mean, weight)
+            bits[number, block.rows] = widen(bits_of_input)
+            if counter is not None and number == 0:
+                counter.add_bits(block, centred, slope_of_input)
     ranks, bits = trials.processes.all_reduce(ranks, bits)
     histograms = count_ranks(trials, ranks)
     used = trials.usable.nonzero().squeeze(1)
-    above, tied = ranks[0, :2, used].long()
-    tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
+    num_above, num_tied = ranks[0, :2, used].long()
+    num_tied = num_tied.clamp(min=1)  # a score ties with itself, also if it is NaN
+    histogram = histograms[0]
+    if bandwidth is not None:
+        histogram = _histogram_of_soft_ranks(trials, scoring, bandwidth)
     return Identification(
-        histograms[0]
-        if bandwidth is None
-        else _histogram_of_soft_ranks(trials, scoring, bandwidth),
-        bits[0, used].to(result_dtype(trials.inputs)) if has_bits else None,
-        (above == 0) & (tied == 1),
-        used,
-        trials.references.speakers[trials.column[used]],
-        bits_of_ranks(histograms[0], above, tied),
-        None if slopes is None else slopes[0],
-        histograms[1:] if len(columns) > 1 else None,
-        bits[1, used].detach().mean() if has_bits and len(bits) > 1 else None,
+        histogram=histogram,
+        bits=bits[0, used].to(result_dtype(trials.inputs)) if has_bits else None,
+        linked=(num_above == 0) & (num_tied == 1),
+        trials=used,
+        speakers=trials.references.speakers[trials.column[used]],
+        rank_bits=bits_of_ranks(histograms[0], num_above, num_tied),
+        slopes=None if slopes is None else slopes[0],
+        chance_histograms=histograms[1:] if len(columns) > 1 else None,
+        chance_bits=bits[1, used].detach().mean() if has_bits and len(bits) > 1 else None,
+        replicates=None if counter is None else counter.replicates(),
     )
+
+
+def _rotate_columns(trials: IdentificationTrials) -> Tensor:
+    """Return the column of each input's speaker, and then those of permuted speakers, ``(K, B)``:
+    the next speakers with trials, for the chance level.
+    """
+    order = order_references(trials)
+    place = order.argsort()[trials.column]
+    num_shifts = 1 + min(_PERMUTATIONS, trials.num_references - 1)
+    shifts = torch.arange(num_shifts, device=order.device)
+    return order[(place + shifts[:, None]) % trials.num_references]
 
 
 def order_references(trials: IdentificationTrials) -> Tensor:
@@ -144,26 +169,34 @@ def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
     return ((slope * match - top - mean.log()) / math.log(2)).squeeze(1)
 
 
+class CentredScores(NamedTuple):
+    """Scores ``(b, N)`` of inputs less the mean of each row, with mean and deviation ``(b, 1)``,
+    which is infinite where it is rounding.
+    """
+
+    scores: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+
 def standardize_scores(scores: Tensor) -> Tensor:
     """Return scores ``(P, N)`` with mean 0 and population standard deviation 1 in each row; equal
     ones stay at 0.
     """
-    wide, unit = widen(scores), torch.finfo(at_least_float32(scores).dtype).eps
+    wide = widen(scores)
+    unit = torch.finfo(at_least_float32(scores).dtype).eps
     rounding = wide.detach().abs().sum(dim=1, keepdim=True) / max(1, scores.shape[1]) * unit
-    centred, _, deviation = centre_rows(wide.clone(), rounding)
-    return centred / deviation
+    centred = centre_rows(wide.clone(), rounding)
+    return centred.scores / centred.deviation
 
 
-def centre_rows(scores: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre rows, in place if no gradient is needed; return also mean and deviation, infinite if
-    rounding.
-    """
+def centre_rows(scores: Tensor, rounding: Tensor) -> CentredScores:
+    """Return scores less the mean of each row; they are overwritten if no gradient is needed."""
     mean = scores.mean(dim=1, keepdim=True)
     centred = scores - mean if scores.requires_grad else scores.sub_(mean)
-    deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(
-        max(1, centred.shape[1])
-    )
-    return centred, mean, torch.where(deviation > rounding, deviation, torch.inf)
+    norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+    deviation = norm / math.sqrt(max(1, centred.shape[1]))
+    return CentredScores(centred, mean, deviation.masked_fill(~(deviation > rounding), torch.inf))
 
 
 def _cross_fit_slopes(
@@ -180,28 +213,25 @@ def _cross_fit_slopes(
     stride = min(-(-count * num_references // _MOST_SCORES), num_references)
     # The references used start elsewhere for every speaker, so that all of them take part.
     steps = stride * torch.arange(num_references // stride, device=order.device)
-    chosen = order[(place * 7919 % stride).unsqueeze(1) + steps]
+    chosen = order[(place * 7919 % stride).unsqueeze(1) + steps]  # (B, n)
     # Speakers with trials come first in this order, so that every fold has as many of them.
-    folds = num_references if num_references <= _MOST_FOLDS else _FOLDS
+    num_folds = num_references if num_references <= _MOST_FOLDS else _FOLDS
     dtype = at_least_float32(trials.inputs[:0]).dtype
-    z, matches = (
-        torch.zeros(count, n, dtype=dtype, device=order.device)
-        for n in (chosen.shape[1], len(true_columns))
-    )
+    z = torch.zeros(chosen.shape, dtype=dtype, device=order.device)
+    matches = z.new_zeros(count, len(true_columns))
     for block in score_inputs(trials, scoring):
-        centred, _, deviation = centre_rows(block.scores, block.rounding)
-        z[block.rows] = (centred.gather(1, chosen[block.rows]) / deviation).to(dtype)
-        matches[block.rows] = (centred.gather(1, true_columns[:, block.rows].T) / deviation).to(
-            dtype
-        )
+        centred = centre_rows(block.scores, block.rounding)
+        scores_of_chosen = centred.scores.gather(1, chosen[block.rows])
+        scores_of_match = centred.scores.gather(1, true_columns[:, block.rows].T)
+        z[block.rows] = (scores_of_chosen / centred.deviation).to(dtype)
+        matches[block.rows] = (scores_of_match / centred.deviation).to(dtype)
     z, matches = trials.processes.all_reduce(z, matches)
-    fold = torch.where(trials.usable, place % folds, folds)
-    slopes = [
-        fit_logistic_slopes(z, chosen == column[:, None], match[:, None], fold, folds)[
-            place % folds
-        ]
-        for column, match in zip(true_columns, matches.T, strict=True)
-    ]
+    fold = torch.where(trials.usable, place % num_folds, num_folds)
+    slopes: list[Tensor] = []
+    for column, match in zip(true_columns, matches.T, strict=True):
+        is_match = chosen == column[:, None]
+        slope_of_fold = fit_logistic_slopes(z, is_match, match[:, None], fold, num_folds)
+        slopes.append(slope_of_fold[place % num_folds])
     return torch.stack(slopes)
 
 
@@ -232,21 +262,22 @@ def _histogram_of_soft_ranks(
     )
 
 
-def count_above_tied_nan(block: ScoreRows) -> Tensor:
-    """Return numbers of references above each input's own and tied with it, and whether a score is
-    NaN, ``(3, b)``.
+def count_above_tied_nan(block: ScoreRows, matches: Tensor) -> Tensor:
+    """Return numbers of references above the score of each input and tied with it, and whether a
+    score is NaN, ``(K, 3, b)``, for scores of one or several own speakers ``(K, b, 1)``.
     """
-    # Masks of the scores' own type: comparing and summing them is many times as fast as with
-    # booleans.
-    mask = torch.empty_like(block.scores)
-    at_least = torch.ge(block.scores, block.match - block.rounding, out=mask).sum(dim=1)
-    above = torch.gt(block.scores, block.match + block.rounding, out=mask).sum(dim=1)
     # The largest of a row shows a NaN in a fraction of the time it takes to check each score.
-    return widen(
-        torch.stack(
-            [above, at_least - above, block.scores.detach().amax(dim=1).isnan().to(above.dtype)]
-        )
-    )
+    has_nan = block.scores.detach().amax(dim=1).isnan()
+    counts: list[Tensor] = []
+    for match in matches.split(max(1, _MASKED_SCORES // max(1, block.scores.numel()))):
+        # Masks of the scores' own type: comparing and summing them is many times as fast as with
+        # booleans.
+        mask = block.scores.new_empty(len(match), *block.scores.shape)
+        at_least = torch.ge(block.scores, match - block.rounding, out=mask).sum(dim=2)
+        above = torch.gt(block.scores, match + block.rounding, out=mask).sum(dim=2)
+        has_nan_of_match = has_nan.to(above.dtype).expand_as(above)
+        counts.append(torch.stack([above, at_least - above, has_nan_of_match], dim=1))
+    return widen(torch.cat(counts))
 
 
 def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
@@ -294,27 +325,37 @@ def chance_mean_d(histogram: Tensor, rank_model: str, num_inputs: int) -> Tensor
     which is close to :math:`(N - 1) / (2 n \ln 2)` with many inputs per rank. Inputs of one speaker
     are not independent, so this is a lower bound of the chance level.
     """
-    wide, ranks = widen(histogram.detach()), len(histogram)
+    ranks = len(histogram)
+    shown = widen(histogram.detach())
     if ranks < 2 or num_inputs == 0:
-        return wide.new_full((), torch.nan)
-    if rank_model != "empirical":  # half a nat per free parameter of the fit and input
-        return torch.where(
-            wide.isnan().any(), torch.nan, min(ranks - 1, 2) / (2 * math.log(2) * num_inputs)
-        )
+        return shown.new_full((), torch.nan)
+    if rank_model == "empirical":
+        chance = _expected_mean_d(num_inputs, ranks)
+    else:  # half a nat per free parameter of the fit and input
+        chance = min(ranks - 1, 2) / (2 * math.log(2) * num_inputs)
+    return shown.new_full((), chance).masked_fill(shown.isnan().any(), torch.nan)
+
+
+@cache
+def _expected_mean_d(num_inputs: int, ranks: int) -> float:
     mean = num_inputs / ranks
     # Beyond twelve standard deviations the probability is 0 but for rounding.
-    counts = torch.arange(
-        1,
-        int(min(num_inputs, mean + 12 * mean**0.5 + 30)) + 1,
-        dtype=wide.dtype,
-        device=wide.device,
-    )
-    binomial = torch.distributions.Binomial(
-        num_inputs, wide.new_tensor(1 / ranks), validate_args=False
-    )
-    share = binomial.log_prob(counts).exp()
-    mean_d = ranks * (share * counts / num_inputs * torch.log2(ranks * counts / num_inputs)).sum()
-    return torch.where(wide.isnan().any(), torch.nan, mean_d)
+    reach = 12 * mean**0.5 + 30
+    expected = 0.0
+    for count in range(max(1, int(mean - reach)), int(min(num_inputs, mean + reach)) + 1):
+        log_combinations = (
+            math.lgamma(num_inputs + 1)
+            - math.lgamma(count + 1)
+            - math.lgamma(num_inputs - count + 1)
+        )
+        log_share = (
+            log_combinations
+            - count * math.log(ranks)
+            + (num_inputs - count) * math.log1p(-1 / ranks)
+        )
+        bits = math.log2(ranks * count / num_inputs)
+        expected += ranks * math.exp(log_share) * count / num_inputs * bits
+    return expected
 
 
 class IdentificationReplicates(NamedTuple):
@@ -331,87 +372,108 @@ class IdentificationReplicates(NamedTuple):
     sums: Tensor
 
 
-def jackknife_identification(
-    trials: IdentificationTrials,
-    scoring: Scoring,
-    groups: JackknifeGroups,
-    slopes: Tensor | None = None,
-) -> IdentificationReplicates:
-    """Return replicates without each group, of ranks alone without ``slopes``.
+class _ReplicateCounter:
+    """Ranks and local information without each jackknife group, counted block by block.
 
     A group that is left out takes along its inputs and its references, which lifts the ranks of
-    other inputs.
+    other inputs. Row 0 of all counts leaves out no speaker; the last one, of the speakers in no
+    group, is unused.
     """
-    num_references = trials.num_references
-    # Row 0 leaves out no speaker; the last one, of the speakers in no group, is unused.
-    num_rows = groups.num_groups + 2
-    group_of_reference = groups.find_groups(trials.references.speakers)
-    row_of_reference = 1 + group_of_reference
-    rows = torch.arange(num_rows, device=row_of_reference.device)
-    lost_references = widen(count_values(row_of_reference, num_rows))
-    rank_steps = lost_references.new_zeros(num_rows, num_references + 1)
-    steps_without_inputs = SumsWithoutGroups(
-        groups.num_groups, num_references + 1, rank_steps.dtype, rows.device
-    )
-    sums = lost_references.new_zeros(5, num_rows)
 
-    def sum_lost(values: Tensor) -> Tensor:
-        """Sum over the references that are left out in each row: ``(b, N)`` to ``(b, rows)``."""
-        return values.new_zeros(len(values), num_rows).index_add_(1, row_of_reference, values)
-
-    for block in score_inputs(trials, scoring):
-        column = trials.column[block.rows]
-        is_usable = widen(trials.usable[block.rows])[:, None]
-        keeps_input = is_usable * (rows != row_of_reference[column][:, None])
-        is_above = block.scores > block.match + block.rounding
-        is_tied = (block.scores >= block.match - block.rounding) & ~is_above
-        above = is_above.sum(1, keepdim=True)
-        tied = is_tied.sum(1, keepdim=True).clamp(min=1)
-        above_left = above - sum_lost(is_above.long())
-        tied_left = (tied - sum_lost(is_tied.long())).clamp(min=1)
-
+    def __init__(self, trials: IdentificationTrials, groups: JackknifeGroups) -> None:
+        self._trials = trials
+        self._num_rows = groups.num_groups + 2
+        self._group_of_reference = groups.find_groups(trials.references.speakers)
+        self._row_of_reference = 1 + self._group_of_reference
+        self._rows = torch.arange(self._num_rows, device=self._row_of_reference.device)
+        self._lost_references = widen(count_values(self._row_of_reference, self._num_rows))
         # The mass of an input is spread over the ranks it is tied for: a step up before them and a
         # step down after.
-        first_slot = rows * (num_references + 1) + above_left
-        mass = (keeps_input / tied_left).flatten()
-        rank_steps.view(-1).index_add_(0, first_slot.flatten(), mass)
-        rank_steps.view(-1).index_add_(0, (first_slot + tied_left).flatten(), -mass)
-        own_group = group_of_reference[column][:, None]
-        own_mass = is_usable / tied
-        steps_without_inputs.add(above, own_group, values=own_mass)
-        steps_without_inputs.add(above + tied, own_group, values=-own_mass)
+        num_slots = trials.num_references + 1
+        self._rank_steps = self._lost_references.new_zeros(self._num_rows, num_slots)
+        self._rank_steps_without_inputs = SumsWithoutGroups(
+            groups.num_groups, num_slots, self._rank_steps.dtype, self._rows.device
+        )
+        self._sums = self._lost_references.new_zeros(5, self._num_rows)
 
-        sums[4] += (keeps_input * ((above_left == 0) & (tied_left == 1))).sum(0)
-        if num_references > 1 and slopes is not None:
-            centred, mean, deviation = centre_rows(block.scores, block.rounding)
-            slope = slopes[block.rows].to(centred.dtype).unsqueeze(1) / deviation
-            logits = slope * centred
-            top = logits.amax(dim=1, keepdim=True)
-            weights = (logits - top).exp()
-            match_logit = widen(slope * (block.match - mean) - top)
-            weights_left = widen(weights.sum(1, keepdim=True)) - widen(sum_lost(weights))
-            # Rounding may leave less than the weight of the input's own reference.
-            mean_weight = torch.maximum(weights_left, match_logit.exp()) / (
-                num_references - lost_references
-            )
-            bits = keeps_input * (match_logit - mean_weight.log()) / math.log(2)
-            is_positive = bits > 16 * torch.finfo(at_least_float32(block.scores).dtype).eps
-            sums[0] += keeps_input.sum(0)
-            sums[1] += torch.where(is_positive, bits, 0).sum(0)
-            sums[2] += torch.where(is_positive, 0, bits).sum(0)
-            sums[3] += is_positive.sum(0)
+    def _sum_lost(self, values: Tensor) -> Tensor:
+        """Sum over the references that are left out in each row: ``(b, N)`` to ``(b, rows)``."""
+        sums = values.new_zeros(len(values), self._num_rows)
+        return sums.index_add_(1, self._row_of_reference, values)
 
-    rank_steps, sums = trials.processes.all_reduce(rank_steps, sums)
-    steps_without_inputs.add_up_over(trials.processes)
-    histograms = rank_steps.cumsum(1)[:-1, :-1]
-    fewer_inputs = steps_without_inputs.of_all_and_without_groups().cumsum(1)[:, :-1]
-    # Shares of ties may leave rounding below 0.
-    return IdentificationReplicates(
-        histograms.clamp(min=0),
-        num_references - lost_references[:-1],
-        fewer_inputs.clamp(min=0),
-        sums[:, :-1],
-    )
+    def _keeps_input(self, block: ScoreRows) -> Tensor:
+        """Return 1 where a row keeps an input of the block, else 0, ``(b, rows)``."""
+        row_of_input = self._row_of_reference[self._trials.column[block.rows]]
+        return widen(self._trials.usable[block.rows, None] & (self._rows != row_of_input[:, None]))
+
+    @torch.no_grad()
+    def add_ranks(self, block: ScoreRows) -> None:
+        """Count the ranks of some inputs."""
+        is_above = block.scores > block.match + block.rounding
+        is_tied = (block.scores >= block.match - block.rounding) & ~is_above
+        num_above = is_above.sum(1, keepdim=True)
+        num_tied = is_tied.sum(1, keepdim=True).clamp(min=1)
+        num_above_left = num_above - self._sum_lost(is_above.long())  # (b, rows)
+        num_tied_left = (num_tied - self._sum_lost(is_tied.long())).clamp(min=1)
+        keeps_input = self._keeps_input(block)
+
+        mass = (keeps_input / num_tied_left).flatten()
+        first_slot = self._rows * self._rank_steps.shape[1] + num_above_left
+        steps = self._rank_steps.view(-1)
+        steps.index_add_(0, first_slot.flatten(), mass)
+        steps.index_add_(0, (first_slot + num_tied_left).flatten(), -mass)
+
+        own_group = self._group_of_reference[self._trials.column[block.rows]][:, None]
+        own_mass = widen(self._trials.usable[block.rows])[:, None] / num_tied
+        self._rank_steps_without_inputs.add(num_above, own_group, values=own_mass)
+        self._rank_steps_without_inputs.add(num_above + num_tied, own_group, values=-own_mass)
+
+        is_linked = (num_above_left == 0) & (num_tied_left == 1)
+        self._sums[4] += (keeps_input * is_linked).sum(0)
+
+    @torch.no_grad()
+    def add_bits(self, block: ScoreRows, centred: CentredScores, slope: Tensor) -> None:
+        """Add the local information of some inputs, for the slope of each, ``(b, 1)``."""
+        scaled_slope = slope / centred.deviation
+        logits = scaled_slope * centred.scores
+        top = logits.amax(dim=1, keepdim=True)
+        weights = (logits - top).exp()
+        match_logit = widen(scaled_slope * (block.match - centred.mean) - top)
+        weights_left = widen(weights.sum(1, keepdim=True)) - widen(self._sum_lost(weights))
+        num_left = self._trials.num_references - self._lost_references
+        # Rounding may leave less than the weight of the input's own reference.
+        mean_weight = torch.maximum(weights_left, match_logit.exp()) / num_left
+        keeps_input = self._keeps_input(block)
+        bits = keeps_input * (match_logit - mean_weight.log()) / math.log(2)
+        is_positive = bits > 16 * torch.finfo(at_least_float32(block.scores).dtype).eps
+        positive_bits = torch.where(is_positive, bits, 0)
+        self._sums[:4] += torch.stack(
+            [keeps_input, positive_bits, bits - positive_bits, widen(is_positive)]
+        ).sum(1)
+
+    def replicates(self) -> IdentificationReplicates:
+        """Return the replicates of all blocks of all processes."""
+        processes = self._trials.processes
+        rank_steps, sums = processes.all_reduce(self._rank_steps, self._sums)
+        self._rank_steps_without_inputs.add_up_over(processes)
+        steps_without_inputs = self._rank_steps_without_inputs.of_all_and_without_groups()
+        # Shares of ties may leave rounding below 0.
+        return IdentificationReplicates(
+            histograms=rank_steps.cumsum(1)[:-1, :-1].clamp(min=0),
+            references=self._trials.num_references - self._lost_references[:-1],
+            fewer_inputs=steps_without_inputs.cumsum(1)[:, :-1].clamp(min=0),
+            sums=sums[:, :-1],
+        )
+
+
+def replicate_ranks(
+    trials: IdentificationTrials, scoring: Scoring, groups: JackknifeGroups
+) -> IdentificationReplicates:
+    """Return the replicates of ranks, without local information."""
+    counter = _ReplicateCounter(trials, groups)
+    for block in score_inputs(trials, scoring):
+        counter.add_ranks(block)
+    return counter.replicates()
 
 
 def add_padded_histograms(histograms: Sequence[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._identification.beta_binomial import fit_beta_binomial
-from vpmetrics._identification.identification import identify, jackknife_identification
+from vpmetrics._identification.identification import identify, replicate_ranks
 from vpmetrics._identification.references import IdentificationTrials, add_distractors, form_trials
 from vpmetrics._scores.jackknife import JackknifeGroups
 from vpmetrics._scores.scorers import Scoring
@@ -279,7 +279,7 @@ def replicate_rates(
         return {}
     sums, inputs = [], []
     for trials, scoring in formed:
-        replicates = jackknife_identification(trials, scoring, groups)
+        replicates = replicate_ranks(trials, scoring, groups)
         histograms, number = replicates.histograms, replicates.histograms.sum(1)
         rates = histograms.new_zeros(len(counted), len(histograms))
         # among as many, or among all who are left

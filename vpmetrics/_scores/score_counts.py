@@ -287,9 +287,11 @@ def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
         edges = edges[is_other_value]
         values = torch.cat([values[:, :1], values[:, 1:][:, is_other_value]], dim=1)
 
+    table_of_steps = _StepTable(edges)
+
     def find(scores: Tensor) -> list[Tensor]:
         pieces = scores.to(edges.dtype).flatten().split(1 << 18)  # about what a cache holds
-        steps_of_pieces = [_find_steps(edges, piece) for piece in pieces]
+        steps_of_pieces = [table_of_steps.find(piece) for piece in pieces]
         found: list[Tensor] = []
         for table in values:
             values_of_pieces = [table.index_select(0, step) for step in steps_of_pieces]
@@ -299,28 +301,42 @@ def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
     return find
 
 
-def _find_steps(edges: Tensor, scores: Tensor) -> Tensor:
-    """Return the step of each score, which is how many of the sorted edges are at most that score;
-    for many scores by a table of equal cells.
+class _StepTable:
+    """The step of each score, which is how many of the sorted edges ``(S - 1,)`` are at most that
+    score; for many scores by a table of equal cells.
     """
-    if not is_numpy_ready(scores) or scores.numel() <= _CELLS or len(edges) == 0:
-        return torch.searchsorted(edges, scores, right=True)
-    span = float(edges[-1] - edges[0])
-    if not 1e-30 < span < 1e30:
-        return torch.searchsorted(edges, scores, right=True)
 
-    def find_cell(x: Tensor) -> Tensor:
-        cell = x.sub(edges[0]).mul_((_CELLS - 1) / span).nan_to_num_()
+    def __init__(self, edges: Tensor) -> None:
+        self._edges = edges
+
+    @_cached_property
+    def _cells_per_unit(self) -> float | None:
+        """Cells per unit of score; None where the edges do not allow for a table."""
+        if len(self._edges) == 0:
+            return None
+        span = float(self._edges[-1] - self._edges[0])
+        return (_CELLS - 1) / span if 1e-30 < span < 1e30 else None
+
+    @_cached_property
+    def _step_of_cell(self) -> Tensor:
+        """The step of all scores in a cell, -1 where the cell has an edge, ``(cells + 2,)``."""
+        cell_of_edge = self._find_cells(self._edges)
+        num_edges = torch.bincount(cell_of_edge, minlength=_CELLS + 2)
+        return num_edges.cumsum(0).int().index_fill_(0, cell_of_edge.long(), -1)
+
+    def _find_cells(self, x: Tensor) -> Tensor:
+        cell = x.sub(self._edges[0]).mul_(self._cells_per_unit or 1.0).nan_to_num_()
         return cell.clamp_(-1, _CELLS).floor_().int() + 1
 
-    cell_of_edge = find_cell(edges)
-    num_edges_of_cell = torch.bincount(cell_of_edge, minlength=_CELLS + 2)
-    step_of_cell = num_edges_of_cell.cumsum(0).int()
-    step_of_cell.index_fill_(0, cell_of_edge.long(), -1)  # within these, scores are compared
-    step = step_of_cell.index_select(0, find_cell(scores))
-    unsure = (step < 0).nonzero().flatten()
-    step[unsure] = torch.searchsorted(edges, scores[unsure], right=True, out_int32=True)
-    return step
+    def find(self, scores: Tensor) -> Tensor:
+        """Return the step of each score ``(P,)``."""
+        is_large = is_numpy_ready(scores) and scores.numel() > _CELLS
+        if not is_large or self._cells_per_unit is None:
+            return torch.searchsorted(self._edges, scores, right=True)
+        step = self._step_of_cell.index_select(0, self._find_cells(scores))
+        unsure = (step < 0).nonzero().flatten()
+        step[unsure] = torch.searchsorted(self._edges, scores[unsure], right=True, out_int32=True)
+        return step
 
 
 class OrderedScores(NamedTuple):

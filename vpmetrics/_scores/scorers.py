@@ -67,8 +67,10 @@ def _unit_rows_or_zero(x: Tensor) -> Tensor:
     """Return rows of unit length; zero rows stay zero. The division by the largest entry keeps
     squares in range.
     """
-    largest = x.detach().abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_ones(len(x), 1)
-    return normalize(x / torch.where(largest > 0, largest, 1))
+    if x.shape[1] == 0:
+        return x
+    largest = torch.linalg.vector_norm(x.detach(), ord=math.inf, dim=1, keepdim=True)
+    return normalize(x / largest.clamp(min=torch.finfo(x.dtype).tiny))
 
 
 def _nan_overflowing_rows(x: Tensor) -> Tensor:

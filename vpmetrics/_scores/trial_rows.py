@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vpmetrics._scores.scorers import Scorer, prepare_rows, widest_affordable_dtype
-from vpmetrics._util.dtypes import widen
+from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import Utterances
 
@@ -48,48 +47,34 @@ class TrialRows:
         return self.condition.is_same_side and torch.equal(self.enrolment.ids, self.test.ids)
 
 
-def make_plain_rows(
-    enrolment: Utterances, test: Utterances, condition: Condition, scorer: Scorer
-) -> TrialRows:
-    """Return the rows of plain comparison, sorted by speaker."""
-    enrolment_by_speaker = enrolment.take(enrolment.speaker_index.argsort(stable=True))
-    test_by_speaker = enrolment_by_speaker
-    if test is not enrolment:
-        test_by_speaker = test.take(test.speaker_index.argsort(stable=True))
-    centre = enrolment.embeddings.new_zeros(())
-    if scorer.is_shift_invariant and len(enrolment):
-        centre = widen(enrolment.embeddings).mean(dim=0)
-    num_pairs = len(enrolment) * len(test)
-    dtype = widest_affordable_dtype(scorer, enrolment.embeddings, num_pairs)
-
-    def prepare(rows: Tensor) -> Tensor:
-        return prepare_rows(rows.detach(), scorer, centre, dtype)
+def make_plain_rows(pairs: PairBlocks) -> TrialRows:
+    """Return the rows of plain comparison, those of the pairs."""
+    scorer = pairs.scorer
+    enrolment_rows = pairs.enrolment.embeddings.detach()
+    test_rows = enrolment_rows
+    if not pairs.is_same_rows:
+        test_rows = pairs.test.embeddings.detach()
 
     def average_side(rows: Tensor, members: Tensor) -> Tensor:
         means = rows[members].mean(dim=2)
         return scorer.prepare(means.flatten(0, 1)).view(means.shape)
-
-    def compare(first: Tensor, second: Tensor) -> Tensor:
-        if scorer.is_builtin or first.dim() == 2:
-            return scorer.compare(first, second)
-        return torch.stack([scorer.compare(*pair) for pair in zip(first, second, strict=True)])
-
-    enrolment_rows = prepare(enrolment_by_speaker.embeddings)
-    test_rows = enrolment_rows
-    if test_by_speaker is not enrolment_by_speaker:
-        test_rows = prepare(test_by_speaker.embeddings)
 
     def average(enrolment_members: Tensor, test_members: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
         return [
             (average_side(enrolment_rows, enrolment_members), average_side(test_rows, test_members))
         ]
 
+    def compare(first: Tensor, second: Tensor) -> Tensor:
+        if scorer.is_builtin or first.dim() == 2:
+            return scorer.compare(first, second)
+        return torch.stack([scorer.compare(*pair) for pair in zip(first, second, strict=True)])
+
     return TrialRows(
-        enrolment_by_speaker,
-        test_by_speaker,
+        pairs.enrolment,
+        pairs.test,
         enrolment_rows,
         test_rows,
-        condition,
+        pairs.condition,
         average,
         compare,
     )

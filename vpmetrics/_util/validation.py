@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._util.dtypes import widen
-
 LEAST_BANDWIDTH = 1e-3  # of kernels; at 1e-5 constant speech has a gradient of NaN
 
 
@@ -497,9 +495,7 @@ def warn_if(
 
 def _emit_warnings(collection: _WarningCollection) -> None:
     """Read all numbers in one sync, then warn; of several reasons for NaN only the first."""
-    numbers = [
-        widen(each.number.detach()) for each in collection.warnings if each.number is not None
-    ]
+    numbers = [each.number.detach() for each in collection.warnings if each.number is not None]
     values = iter(torch.stack(numbers).tolist() if numbers else ())
     is_explained = False
     for each in collection.warnings:

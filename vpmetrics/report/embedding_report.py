@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vpmetrics._identification.conversations import LENGTHS, choose_length
 from vpmetrics._scores.jackknife import Jackknife, JackknifeGroups, group_speakers, join_jackknives
+from vpmetrics._scores.pair_blocks import PairBlocks
 from vpmetrics._scores.registry import hidden_conditions, scalar_key
 from vpmetrics._scores.worst_speaker import WorstSpeaker, find_worst_speaker
 from vpmetrics._util.dtypes import result_dtype
@@ -106,9 +107,7 @@ def report_condition(
     )
     collected.add(scored.scalars, scored.replicates)
     if Part.LINKABILITY_CHANCE in parts and settings.bandwidth is None:
-        collected.add(
-            {"linkability_chance": compute_linkability_chance(data, condition, settings, scores)}
-        )
+        collected.add({"linkability_chance": compute_linkability_chance(pairs, scores)})
 
     matrix_part = None
     if similarity is not None:
@@ -137,8 +136,7 @@ def report_condition(
         collected.add(attacks_part.scalars, attacks_part.replicates)
 
     folds = _compute_risks(
-        data,
-        condition,
+        pairs,
         settings,
         parts,
         scored,
@@ -180,8 +178,7 @@ def report_condition(
 
 
 def _compute_risks(
-    data: EvaluationData,
-    condition: Condition,
+    pairs: PairBlocks,
     settings: ReportSettings,
     parts: frozenset[Part],
     scored: ScoresPart,
@@ -203,7 +200,7 @@ def _compute_risks(
         found_part = compute_found(scored, groups)
         collected.add(found_part.scalars, found_part.replicates)
     strongest = None if attacked is None else attacked.strongest
-    folds = form_folds(data, condition, settings, attacks, strongest)
+    folds = form_folds(pairs, settings, attacks, strongest)
     if Part.CONVERSATIONS in parts and settings.conversations:
         conversations_part = compute_conversations(folds, length, settings, groups)
         collected.add(conversations_part.scalars, conversations_part.replicates)

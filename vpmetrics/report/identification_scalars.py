@@ -13,10 +13,8 @@ from vpmetrics._identification.identification import (
     add_padded_histograms,
     chance_mean_d,
     identify_condition,
-    jackknife_identification,
     mean_over_groups,
 )
-from vpmetrics._identification.references import IdentificationTrials
 from vpmetrics._scores.jackknife import Jackknife, JackknifeGroups, make_jackknife
 from vpmetrics._scores.registry import scalar
 from vpmetrics._scores.scorers import Scoring
@@ -62,10 +60,11 @@ def identify_all_groups(
         has_chance=is_exact,
         bandwidth=bandwidth,
         distractors=distractors,
+        groups=groups,
     )
-    jackknife = None if groups is None else jackknife_scalars(parts, scoring, groups, rank_model)
-    results = [each for _, each in parts]
-    scalars, pooled = rank_scalars(results, rank_model), pool_identifications(results)
+    jackknife = None if groups is None else jackknife_scalars(parts, groups, rank_model)
+    scalars = rank_scalars(parts, rank_model)
+    pooled = pool_identifications(parts)
     if has_bits and pooled.bits is not None:
         scalars |= summarise_information(pooled.bits, pooled.linked)
         if is_exact:
@@ -78,17 +77,18 @@ def identify_all_groups(
 
 def rank_scalars(parts: Sequence[Identification], rank_model: str) -> dict[str, Tensor]:
     """Return what the ranks of all groups disclose, and their chance level."""
-    values = []
+    values: list[dict[str, Tensor]] = []
     for part in parts:
+        histograms = part.histogram[None]
+        if part.chance_histograms is not None:
+            histograms = torch.cat([histograms, part.chance_histograms])
+        disclosures = rank_disclosure(histograms, rank_model, validate_args=False)
         chance = chance_mean_d(part.histogram, rank_model, len(part.trials))
         if part.chance_histograms is not None:
             # Inputs of one speaker err together, so the closed form is a lower bound.
-            permuted = rank_disclosure(part.chance_histograms, rank_model, validate_args=False)[
-                "mean_d"
-            ].mean()
-            chance = torch.maximum(chance, widen(permuted))
-        disclosure = rank_disclosure(part.histogram, rank_model, validate_args=False)
-        values.append(disclosure | {"mean_d_chance": chance})
+            chance = torch.maximum(chance, widen(disclosures["mean_d"][1:].mean()))
+        own = {key: disclosure[0] for key, disclosure in disclosures.items()}
+        values.append(own | {"mean_d_chance": chance})
     return mean_over_groups(values, torch.stack([part.histogram.detach().sum() for part in parts]))
 
 
@@ -101,7 +101,7 @@ def pool_identifications(parts: Sequence[Identification]) -> Identification:
         "histogram": add_padded_histograms,
         "chance_bits": lambda each: torch.stack(each).mean(),
     }
-    pooled: dict[str, Any] = {"chance_histograms": None}
+    pooled: dict[str, Any] = {"chance_histograms": None, "replicates": None}
     for name, function in combine.items():
         known = [column for part in parts if (column := getattr(part, name)) is not None]
         pooled[name] = function(known) if known else None
@@ -109,17 +109,14 @@ def pool_identifications(parts: Sequence[Identification]) -> Identification:
 
 
 def jackknife_scalars(
-    parts: Sequence[tuple[IdentificationTrials, Identification]],
-    scoring: Scoring,
+    parts: Sequence[Identification],
     groups: JackknifeGroups,
     rank_model: str,
 ) -> Jackknife:
     """Return the jackknife of ranks and local information, pooled over groups of the data; it
     leaves out ``groups``.
     """
-    replicates = [
-        jackknife_identification(trials, scoring, groups, result.slopes) for trials, result in parts
-    ]
+    replicates = [part.replicates for part in parts if part.replicates is not None]
     # A group of the data that keeps one speaker has no other to confuse them with, and drops out.
     has_others = torch.stack([each.references > 1 for each in replicates])
     inputs = torch.stack([each.histograms.sum(1) for each in replicates]) * has_others
@@ -135,9 +132,7 @@ def jackknife_scalars(
         "ndr": 1 - positive / count,
         "link_rate": linked / inputs.sum(0),
     }
-    jackknife = make_jackknife(
-        values, groups, sum(len(result.speakers.unique()) for _, result in parts)
-    )
+    jackknife = make_jackknife(values, groups, sum(len(part.speakers.unique()) for part in parts))
     # With fewer references there is less to disclose, so the bias shows where inputs alone are left
     # out.
     fewer = [rank_disclosure(each.fewer_inputs, rank_model)["mean_d"] for each in replicates]
@@ -145,7 +140,7 @@ def jackknife_scalars(
     mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
     bias = {"mean_d": groups.kept_over_dropped * (mean_d[1:] - mean_d[0]).mean()}
     # Enrolled speakers without tests widen the gallery.
-    largest = max(trials.num_references for trials, _ in parts)
+    largest = max(len(part.histogram) for part in parts)
     gallery: dict[str, int] = {}
     if largest > len(groups.labels):
         gallery = {key: largest for key in values if scalar(key).is_limited_by_speakers}

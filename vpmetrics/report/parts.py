@@ -246,14 +246,6 @@ def form_all_pairs(
     )
 
 
-def form_plain_rows(
-    data: EvaluationData, condition: Condition, settings: ReportSettings
-) -> TrialRows:
-    """Return the rows that plain comparison compares in a condition."""
-    enrolment, test = data.sides(condition, settings.enrolment)
-    return make_plain_rows(enrolment, test, condition, resolve_scoring(settings.scoring))
-
-
 def score_pairs(
     pairs: PairBlocks, condition: Condition, settings: ReportSettings
 ) -> ConditionScores:
@@ -302,15 +294,13 @@ def summarise_pairs(
     return summarise_similarity(pairs, scores, settings.similarity)
 
 
-def compute_linkability_chance(
-    data: EvaluationData, condition: Condition, settings: ReportSettings, scores: ConditionScores
-) -> Tensor:
+def compute_linkability_chance(pairs: PairBlocks, scores: ConditionScores) -> Tensor:
     """Compute the linkability with speakers permuted, in the bins of the linkability of all
     trials.
     """
     with suppress_warnings():
         edges = linkability_edges(scores.trials)
-    return linkability_by_chance(form_plain_rows(data, condition, settings), edges)
+    return linkability_by_chance(make_plain_rows(pairs), edges)
 
 
 def compute_similarity(
@@ -445,20 +435,21 @@ def _as_trial_rows(fold: FoldRows, condition: Condition) -> TrialRows:
 
 
 def form_folds(
-    data: EvaluationData,
-    condition: Condition,
+    pairs: PairBlocks,
     settings: ReportSettings,
     attacks: FusedAttacker | None,
     strongest: FusedResult | None,
 ) -> FoldsOfCondition:
     """Return the rows of plain comparison, and of the fused attacker where one was tried."""
-    plain = [form_plain_rows(data, condition, settings)]
+    condition = pairs.condition
+    plain = [make_plain_rows(pairs)]
     if attacks is None or strongest is None or not strongest.attacks:
         return FoldsOfCondition(plain, None, plain)
     # A scoring may be fitted to the first encoder.
     by_cosine = replace(settings, scoring="cosine")
     for other_encoder in attacks.encoders[1:]:
-        plain.append(form_plain_rows(other_encoder, condition, by_cosine))
+        other_pairs = form_all_pairs(other_encoder, pairs.condition, by_cosine)
+        plain.append(make_plain_rows(other_pairs))
     num_rows = len(plain[0].enrolment) + len(plain[0].test)
     num_entries = num_rows * plain[0].enrolment_rows.shape[1]
 
