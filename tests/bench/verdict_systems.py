@@ -262,7 +262,7 @@ def run_absurd(number: int, first_seed: int) -> None:
             original, names = geometry.draw(speakers, 10, draw)
             for name, protect in systems.items():
                 headline = evaluate(original, protect(original, names, draw), names).headline
-                verdict = "no verdict" if headline is None else headline.verdict
+                verdict = "no verdict" if headline is None else str(headline)
                 print(f"{geometry.name:18} {speakers:3} {name:24} {verdict}", flush=True)
 
 

@@ -101,7 +101,8 @@ class Headline:
     have; ``encoder``: with what voices are compared. ``worst_speaker``: name of the speaker who
     discloses most, None where unknown, ``worst_place`` the place among all, ascending, or -1;
     ``worst_chance``: what the worst of as many speakers discloses by chance, ``worst_p``: how often
-    it is as much. ``reasons``: sentences that explain the level.
+    it is as much; ``is_worst_typical``: whether half of all speakers disclose half as much.
+    ``reasons``: sentences that explain the level.
     """
 
     level: Level
@@ -126,6 +127,7 @@ class Headline:
     worst_disclosure: float = math.nan
     worst_chance: float = math.nan
     worst_p: float = math.nan
+    is_worst_typical: bool = False
     reasons: tuple[str, ...] = ()
 
     @property
@@ -141,7 +143,7 @@ class Headline:
     @property
     def is_speaker_exposed(self) -> bool:
         """Whether one speaker discloses more than luck gives the worst of all: by chance in one of
-        20 evaluations.
+        50 evaluations.
         """
         return self.worst_p <= MOST_LUCK
 
@@ -150,7 +152,9 @@ class Headline:
         return " ".join([self.verdict, *self.reasons])
 
 
-MOST_LUCK = 0.05  # p-value up to which the worst speaker is named
+# p-value up to which the worst speaker is named: by chance in one of 50 private systems, so that
+# all risks together, of which each may err, are found by chance in less than one of 20.
+MOST_LUCK = 0.02
 _MOST_AS_ONE_IN_N = 0.55  # above it, 1 in N is too coarse
 
 
@@ -182,7 +186,8 @@ def show_interval(risk: Risk) -> str:
 
 def describe_exposed_speaker(headline: Headline) -> str:
     """Return a sentence on the speaker who is protected worst."""
-    what = f"Speaker {headline.worst_speaker} is exposed: {show_bits(headline.worst_disclosure)}"
+    finding = "is protected worst" if headline.is_worst_typical else "is exposed"
+    what = f"Speaker {headline.worst_speaker} {finding}: {show_bits(headline.worst_disclosure)}"
     chance = show_bits(headline.worst_chance)
     return (
         f"{what}, where the worst of as many speakers reaches {chance} by chance (p ="

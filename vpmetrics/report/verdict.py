@@ -26,10 +26,12 @@ from vpmetrics.report.headline import (
 )
 
 if TYPE_CHECKING:
+    from vpmetrics._scores.worst_speaker import WorstSpeaker
     from vpmetrics.report.privacy_report import PrivacyReport
 
 RISK_CONFIDENCE = 0.95  # of the intervals that a verdict goes by, whatever a report shows
 WORST_SPEAKER_EXCESS = 0.12  # bits above chance from which a named speaker is a high risk
+_MOST_SPEAKERS_GUESSED = 1000  # a value just below its limit would ask for any number
 _MANY_TARGETS = 100  # target trials from which a risk without an interval counts
 _CONDITION_NEEDS = {
     "OP": "original speech of the same people",
@@ -286,8 +288,16 @@ def make_headline(report: PrivacyReport) -> Headline | None:
             worst_disclosure=worst.disclosure,
             worst_chance=worst.chance,
             worst_p=worst.p,
+            is_worst_typical=_is_typical(worst),
         )
     return _decide(report, headline)
+
+
+def _is_typical(worst: WorstSpeaker) -> bool:
+    """Return whether at least half of the speakers disclose half as much as the worst one."""
+    if worst.disclosure_of_speaker is None:
+        return False
+    return float(worst.disclosure_of_speaker.nanmedian()) > worst.disclosure / 2
 
 
 def _read_with_interval(
@@ -345,7 +355,12 @@ def _decide(report: PrivacyReport, headline: Headline) -> Headline:
         length = _find_safe_length(risks, report.shorter_risks)
         if length is not None:
             return _conclude(headline, "low", _low_sentence(report, length, risks), [])
-    return _conclude(headline, "inconclusive", _inconclusive_sentence(risks), failed)
+    return _conclude(
+        headline,
+        "inconclusive",
+        _inconclusive_sentence(risks, is_evaluation_sound=not failed),
+        failed,
+    )
 
 
 def _conclude(headline: Headline, level: Level, sentence: str, reasons: Sequence[str]) -> Headline:
@@ -384,9 +399,11 @@ def _low_sentence(report: PrivacyReport, length: int, risks: Sequence[Risk]) -> 
     return f"{sentence}."
 
 
-def _inconclusive_sentence(risks: Sequence[Risk]) -> str:
-    """Return the verdict that the data do not tell: what they do not exclude, and how many speakers
-    would.
+def _inconclusive_sentence(risks: Sequence[Risk], is_evaluation_sound: bool) -> str:
+    """Return the verdict that the data do not tell: what is not excluded, and what it would take.
+
+    How many speakers it would take is said neither where a check failed, which speakers do not
+    mend, nor where the guess is beyond all data.
     """
     open_risks = [risk for risk in risks if risk.is_known and not risk.is_excluded]
     if not open_risks:
@@ -404,7 +421,8 @@ def _inconclusive_sentence(risks: Sequence[Risk]) -> str:
         f"Inconclusive: {finding}; these data do not exclude {show_risk(worst, worst.high)}{what}"
     )
     needed = [risk.more_speakers_needed for risk in open_risks]
-    if needed and not any(math.isnan(number) for number in needed):
+    is_within_reach = all(number <= _MOST_SPEAKERS_GUESSED for number in needed)  # not of NaN
+    if needed and is_within_reach and is_evaluation_sound:
         rounded = _round_up(max(needed))
         sentence += f"; about {rounded:,} more speakers would"
     return f"{sentence}."
