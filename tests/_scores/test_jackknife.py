@@ -400,3 +400,7 @@ def test_saturating_numbers_have_the_interval_of_what_is_missing():
     assert_close(torch.stack(far), torch.stack(plain), atol=1e-5, rtol=0)
     unbounded = jackknife_interval(value, replicates, 0.95, is_saturating=True)
     assert_close(torch.stack(unbounded), torch.stack(jackknife_interval(value, replicates, 0.95)))
+    # So close to the end that a sample without such speakers looks the same, as at the end.
+    close = 1 - (1 - replicates) / 100
+    low, _ = jackknife_interval(1 - (1 - value) / 100, close, 0.95, 0.0, 1.0, is_saturating=True)
+    assert float(low) == pytest.approx(1 - (1 - float(value)) / 100 - (1 - 0.05 ** (1 / 30)))

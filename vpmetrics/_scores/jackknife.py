@@ -48,6 +48,10 @@ FEWEST_SPEAKERS = 3  # with target and non-target trials
 _CELLS = 1 << 10  # of the score axis, each with about the same share of the trials
 _FINE_BINS = 1 << 16  # of the table from score to cell
 _MOST_PAIRS = 1 << 23  # non-target pairs that are counted
+# Of the range of a saturating number, up to which it counts as being at its end. Of 30 voices under
+# noise of one deviation, at .003 bit from the end, 83 of 100 intervals hold the value of many
+# voices without this, 100 with it and with twice as much.
+_NEARLY_FULL = 1e-3
 
 
 class JackknifeGroups(NamedTuple):
@@ -584,6 +588,8 @@ def jackknife_interval(
     .. math::
         h - m e^{\pm t_{G - 1} \sigma / m}
 
+    Within a thousandth of the end its lower end is the Clopper-Pearson bound as well.
+
     Args:
         value: The numbers, ``(...)``.
         replicates: The numbers without each group, ``(..., G)``; ends are NaN where one is
@@ -612,6 +618,10 @@ def jackknife_interval(
     high = torch.where(has_missing, highest_end - missing / factor, high)
     low = torch.minimum(low, wide - bound)
     high = torch.maximum(high, wide + bound)
+    width = highest_end - lowest_end.clamp(min=0)
+    is_full = has_missing & (highest_end - wide <= _NEARLY_FULL * width)
+    absent = width * share_of_absent_speakers(num_groups, confidence)
+    low = torch.where(is_full, torch.minimum(low, wide - absent), low)
     return low.clamp(lowest_end, highest_end).to(value.dtype), high.clamp(
         lowest_end, highest_end
     ).to(value.dtype)
@@ -664,8 +674,13 @@ def clopper_pearson_or_0(
     tolerance = width * 1e-6
     is_at_end = (value <= low + tolerance) | (value >= high - tolerance)
     is_still = is_at_end & (jackknife_reach <= tolerance) & width.isfinite()
-    share = 1.0 - math.pow(1 - confidence, 1 / speakers)
+    share = share_of_absent_speakers(speakers, confidence)
     return torch.where(is_still, width * share, 0)
+
+
+def share_of_absent_speakers(speakers: int, confidence: float) -> float:
+    """Return the share of all speakers that may be of a kind of which a sample has none."""
+    return 1.0 - math.pow(1 - confidence, 1 / speakers)
 
 
 @cache
