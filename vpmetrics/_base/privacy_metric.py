@@ -91,9 +91,7 @@ class PrivacyMetric(Metric):
         self.register_load_state_dict_post_hook(_adopt_loaded_states)  # type: ignore[no-untyped-call]
 
     def _pack_batch(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the states that the arguments of ``update`` make, with their graph; kinds and
-        shapes are validated.
-        """
+        """Return the states that validated arguments of ``update`` make, with their graph."""
         raise NotImplementedError
 
     def _empty_states(self) -> dict[str, Tensor]:
@@ -109,8 +107,9 @@ class PrivacyMetric(Metric):
         return self._compute_from(self._joined_states())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Accumulate a batch and return its own value; with ``dist_sync_on_step`` that of all
-        processes' batches.
+        """Accumulate a batch and return its own value.
+
+        With ``dist_sync_on_step`` the value is that of the batches of all processes.
 
         Overridden because torchmetrics copies the whole history in each call, and keeps the graph
         of the last batch.
@@ -131,9 +130,7 @@ class PrivacyMetric(Metric):
         return value
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a metric of one entry, by its key: ``metric["d_ece"]`` where ``compute`` returns a
-        dictionary.
-        """
+        """Return one entry of a dictionary of ``compute`` as a metric: ``metric["d_ece"]``."""
         return ScalarView(self, key) if isinstance(key, str) else super().__getitem__(key)
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
@@ -149,31 +146,34 @@ class PrivacyMetric(Metric):
         """
         from vpmetrics.plotting.system_plots import draw_scalars
 
-        bounds = self.plot_lower_bound, self.plot_upper_bound
+        value = self.compute() if val is None else val
         name = getattr(self, "key", type(self).__name__)
-        return draw_scalars(self.compute() if val is None else val, ax, name=name, bounds=bounds)
+        bounds = (self.plot_lower_bound, self.plot_upper_bound)
+        return draw_scalars(value, ax, name=name, bounds=bounds)
 
     def _store(self, states: States) -> None:
         """Add the states of a batch to those so far: all of them, or none where anything fails."""
         self._raise_if_synced()
-        lists = {
-            name: state for name, state in states.items() if isinstance(self._defaults[name], list)
-        }
-        totals = {name: state.detach() for name, state in states.items() if name not in lists}
-        # Copies: a view would keep the activation it was cut from alive, and change with it.
-        rows = {name: state.detach().clone() for name, state in lists.items()}
-        own_totals = {name: getattr(self, name) for name in totals}
-        new_totals = self._add_totals(own_totals, totals)
-        lengths = {name: len(getattr(self, name)) for name in rows}
+        rows_of_state: dict[str, Tensor] = {}
+        totals: dict[str, Tensor] = {}
+        for name, state in states.items():
+            if isinstance(self._defaults[name], list):
+                # A view would keep the activation it was cut from alive, and change with it.
+                rows_of_state[name] = state.detach().clone()
+            else:
+                totals[name] = state.detach()
+        totals_before = {name: getattr(self, name) for name in totals}
+        totals_after = self._add_totals(totals_before, totals) if totals else {}
+        lengths_before = {name: len(getattr(self, name)) for name in rows_of_state}
         try:
-            for name, row in rows.items():
-                getattr(self, name).append(row)
-            for name, total in new_totals.items():
+            for name, rows in rows_of_state.items():
+                getattr(self, name).append(rows)
+            for name, total in totals_after.items():
                 setattr(self, name, total)
         except BaseException:
-            for name, length in lengths.items():
+            for name, length in lengths_before.items():
                 del getattr(self, name)[length:]
-            for name, total in own_totals.items():
+            for name, total in totals_before.items():
                 setattr(self, name, total)
             raise
 
@@ -186,20 +186,20 @@ class PrivacyMetric(Metric):
             setattr(self, name, [])
         super().reset()
 
-    def _add_totals(self, own: States, others: States) -> dict[str, Tensor]:
+    def _add_totals(self, own: States, incoming: States) -> dict[str, Tensor]:
         """Return the tensor states of two sets of data together."""
-        own, others = self._align_totals(own, others)
-        added = {}
+        own, incoming = self._align_totals(own, incoming)
+        sums = {}
         for name, total in own.items():
-            is_sum = self._reductions[name] is dim_zero_sum
-            added[name] = total + others[name] if is_sum else torch.maximum(total, others[name])
-        return added
+            if self._reductions[name] is dim_zero_sum:
+                sums[name] = total + incoming[name]
+            else:
+                sums[name] = torch.maximum(total, incoming[name])
+        return sums
 
-    def _align_totals(self, own: States, others: States) -> tuple[States, States]:
-        """Return the tensor states of two sets of data, ready to be added; raise where they cannot
-        be.
-        """
-        return own, others
+    def _align_totals(self, own: States, incoming: States) -> tuple[States, States]:
+        """Return the tensor states of two sets of data in one form; raise where there is none."""
+        return own, incoming
 
     def _raise_if_synced(self) -> None:
         if self._is_synced:
@@ -216,8 +216,7 @@ class PrivacyMetric(Metric):
         should_unsync: bool = True,
         distributed_available: Callable[[], bool] | None = None,
     ) -> Iterator[None]:
-        """Hold the states of all processes in this context, and those of this process afterwards,
-        whatever happens.
+        """Hold the states of all processes in this context, and those of this one afterwards.
 
         Overridden because an error leaves a metric of torchmetrics synchronised, and other
         processes waiting: here an error on one process is raised on all of them.
@@ -241,9 +240,7 @@ class PrivacyMetric(Metric):
 
     @contextmanager
     def _gather_states(self) -> Iterator[None]:
-        """Hold the states of all processes, as in ``compute``, unless a caller has gathered
-        them.
-        """
+        """Hold the states of all processes, unless a caller has gathered them."""
         is_local = not self._is_synced
         should_sync = is_local and self._to_sync
         should_unsync = is_local and self._should_unsync
@@ -253,9 +250,7 @@ class PrivacyMetric(Metric):
             yield
 
     def _find_processes(self) -> Processes:
-        """Return the processes that share the work: those that have just gathered in
-        ``compute``.
-        """
+        """Return the processes that share the work: those that have gathered in ``compute``."""
         # a custom function has an unknown group
         if self._is_synced and self._to_sync and self.dist_sync_fn is None:
             return current_processes(self.process_group)
@@ -320,12 +315,12 @@ class PrivacyMetric(Metric):
                 f" {', '.join(own_states)}, but got {', '.join(states)}."
             )
         for name, own in own_states.items():
-            other = states[name]
-            widths = {_width_of(state) for state in (own, other)} - {None}
-            if isinstance(own, Tensor) != isinstance(other, Tensor) or len(widths) > 1:
+            incoming = states[name]
+            widths = {_width_of(own), _width_of(incoming)} - {None}
+            if isinstance(own, Tensor) != isinstance(incoming, Tensor) or len(widths) > 1:
                 raise ValueError(
                     f"Expected `{name}` to have one width in both metrics, but got"
-                    f" {_width_of(own)} and {_width_of(other)}."
+                    f" {_width_of(own)} and {_width_of(incoming)}."
                 )
 
     def _merge_further(self, incoming_state: dict[str, Any] | Metric) -> None:
@@ -345,20 +340,24 @@ class PrivacyMetric(Metric):
 
     def _joined_states(self) -> dict[str, Tensor]:
         """Return all states as tensors; list states then hold all rows as one batch."""
-        empty = self._empty_states()
-        joined = {}
+        joined: dict[str, Tensor] = {}
+        empty_lists = []
         for name, default in self._defaults.items():
             state = getattr(self, name)
-            if isinstance(default, list) and len(state) == 0:
-                joined[name] = empty[name]
+            if isinstance(default, Tensor):
+                joined[name] = state
+            elif len(state) == 0:
+                empty_lists.append(name)
             else:
-                joined[name] = self._join_in_place(name) if isinstance(default, list) else state
+                joined[name] = self._join_in_place(name)
+        if empty_lists:
+            states_of_none = self._empty_states()
+            for name in empty_lists:
+                joined[name] = states_of_none[name]
         return joined
 
     def _join_in_place(self, name: str) -> Tensor:
-        """Return all rows of a list state that is not empty; the list then holds them as one batch,
-        without a copy.
-        """
+        """Return all rows of a list state that is not empty, which it then holds as one batch."""
         rows: Tensor | list[Tensor] = getattr(self, name)
         if isinstance(rows, Tensor):  # gathered from all processes
             return rows
@@ -372,32 +371,34 @@ class PrivacyMetric(Metric):
         Overridden because half precision is meant for the weights of a model: sums and labels would
         be rounded.
         """
-        before = {name: (state, self._defaults[name]) for name, state in self.metric_state.items()}
-        values = self._computed, self._forward_cache
+        states_before = self.metric_state
+        defaults_before = dict(self._defaults)
+        values_before = (self._computed, self._forward_cache)
         super()._apply(fn, exclude_state)
-        for name, (state, default) in before.items():
+        for name, state in states_before.items():
             setattr(self, name, _keep_wider_precision(state, getattr(self, name)))
-            self._defaults[name] = _keep_wider_precision(default, self._defaults[name])
+            default = _keep_wider_precision(defaults_before[name], self._defaults[name])
+            self._defaults[name] = default
         self._computed, self._forward_cache = tree_map_only(
-            Tensor, lambda value: value.to(self.device), values
+            Tensor, lambda value: value.to(self.device), values_before
         )
         return self
 
 
 def _adopt_loaded_states(metric: PrivacyMetric, _: Any) -> None:
-    """Make loaded states the metric's own: appending must not change the dictionary, nor an old
-    value be kept.
+    """Make loaded states the metric's own: appending must not change the dictionary they come from.
+
+    A metric that has loaded data counts as updated, and forgets the value of other data.
     """
     has_data = False
-    for name, rows in metric._list_states():
-        setattr(metric, name, list(rows))
-        has_data = has_data or len(rows) > 0
     for name, default in metric._defaults.items():
-        if isinstance(default, Tensor):
-            has_data = has_data or not torch.equal(
-                getattr(metric, name), default.to(getattr(metric, name))
-            )
-    if has_data:  # a metric with data counts as updated
+        state = getattr(metric, name)
+        if isinstance(default, list):
+            setattr(metric, name, list(state))
+            has_data = has_data or len(state) > 0
+        elif not torch.equal(state, default.to(state)):
+            has_data = True
+    if has_data:
         metric._update_count = max(metric._update_count, 1)
     metric._forget_values()
 
@@ -413,8 +414,7 @@ def _refuse_running_window(view: ScalarView) -> bool:
 
 
 class ScalarView(WrapperMetric):
-    """One entry of the dictionary that a metric returns, as a metric that returns a scalar:
-    ``metric["d_ece"]``.
+    """One entry of the dictionary that a metric returns, as a metric of its own.
 
     Lightning's ``self.log``, ``MetricTracker`` and ``MinMaxMetric`` take scalars only. Metric and
     view share states.
@@ -486,20 +486,28 @@ def _is_higher_better(metric: Metric, key: str) -> bool | None:
         direction = scalar(key).direction
     except KeyError:
         return metric.higher_is_better
-    return None if direction is None else direction == "high"
+    if direction is None:
+        return None
+    return direction == "high"
 
 
 def _width_of(state: Tensor | Sequence[Tensor]) -> int | None:
-    """Return the last dimension of the rows of a state; None where there are no rows, or none wider
-    than one number.
-    """
+    """Return the last dimension of a tensor or of the rows of a list; None where there is none."""
     if isinstance(state, Tensor):
         return state.shape[-1] if state.dim() else None
-    return state[0].shape[1] if len(state) and state[0].dim() > 1 else None
+    if len(state) == 0 or state[0].dim() < 2:
+        return None
+    return state[0].shape[1]
 
 
-def _keep_wider_precision(old: Any, new: Any) -> Any:
-    if isinstance(old, list):
-        return [_keep_wider_precision(*pair) for pair in zip(old, new, strict=True)]
-    is_wider = old.is_floating_point() and torch.promote_types(old.dtype, new.dtype) == new.dtype
-    return new if is_wider else old.to(new.device)
+def _keep_wider_precision(before: Any, after: Any) -> Any:
+    """Return a moved state in the wider dtype of both; a list state row by row."""
+    if isinstance(before, list):
+        return [
+            _keep_wider_precision(rows, moved) for rows, moved in zip(before, after, strict=True)
+        ]
+    if before.is_floating_point():
+        wider = torch.promote_types(before.dtype, after.dtype)
+        if wider == after.dtype:
+            return after
+    return before.to(after.device)

@@ -75,10 +75,13 @@ class ScoreMetric(PrivacyMetric):
                     " trials."
                 )
         self.thresholds = thresholds
+        self.keeps_scores = thresholds is None
+        """Whether the scores themselves are stored, not histograms of them."""
         self.score_range = score_range
         self._learns_range = isinstance(thresholds, int) and score_range is None
         if thresholds is None:
-            for name in TRIAL_STATES if intervals is not None else TRIAL_STATES[:2]:
+            names = TRIAL_STATES if intervals is not None else TRIAL_STATES[:2]
+            for name in names:
                 self.add_state(name, default=[], dist_reduce_fx="cat")
             return
         if isinstance(thresholds, int) and self._learns_range:
@@ -113,48 +116,39 @@ class ScoreMetric(PrivacyMetric):
         validate_values: bool = False,
     ) -> dict[str, Tensor]:
         trials = pack_trials(self, preds, target, speakers, validate_values)
-        return (
-            trials
-            if self.keeps_scores
-            else self._count_bins(trials["scores"].detach(), trials["is_target"])
-        )
+        if self.keeps_scores:
+            return trials
+        return self._count_bins(trials["scores"].detach(), trials["is_target"])
 
     def _empty_states(self) -> dict[str, Tensor]:
         return empty_trials(self.device)
 
     def _count_bins(self, scores: Tensor, is_target: Tensor) -> dict[str, Tensor]:
         """Return the histograms of a batch."""
-        num_columns = self.bin_counts.shape[1]
-        states = {} if self._learns_range else {"bin_edges": self.bin_edges}
-        exponent = None
+        states: dict[str, Tensor] = {}
         if self._learns_range:
             exponent = torch.full_like(self.bin_exponent, _LOWEST_EXPONENT)
             if len(scores):
                 exponent = _find_exponent(scores)
             states["bin_exponent"] = exponent
-        bins = self._find_bins(scores, exponent)
+            bins = self._find_bins_of_learnt_range(scores, exponent)
+        else:
+            states["bin_edges"] = self.bin_edges
+            bins = torch.bucketize(scores, self.bin_edges.to(scores.dtype), right=True)
+        num_columns = self.bin_counts.shape[1]
         slots = torch.where(scores.isnan(), num_columns - 1, bins) + is_target * num_columns
         states["bin_counts"] = count_values(slots, 2 * num_columns).view(2, num_columns)
         return states
 
-    def _find_bins(self, scores: Tensor, exponent: Tensor | None) -> Tensor:
-        """Return the bin of each score; a learnt range is ``[-2**exponent, 2**exponent)``."""
-        if exponent is None:
-            return torch.bucketize(scores, self.bin_edges.to(scores.dtype), right=True)
+    def _find_bins_of_learnt_range(self, scores: Tensor, exponent: Tensor) -> Tensor:
+        """Return the bin of each score in the range ``[-2**exponent, 2**exponent)``."""
         finite = torch.where(scores.isfinite(), widen(scores), 0)
         half = self.bin_counts.shape[1] // 2 - 1
         # Several times as fast as a search among the edges.
-        inside = (
-            (finite * torch.exp2(-exponent.to(finite.dtype)) * half).floor().clamp(max=half - 1)
-        )
-        return torch.where(
-            scores.isinf(), (scores > 0) * (2 * half + 1), inside.nan_to_num().long() + half + 1
-        )
-
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether the scores themselves are stored, not histograms of them."""
-        return self.thresholds is None
+        position = finite * torch.exp2(-exponent.to(finite.dtype)) * half
+        inner_bin = position.floor().clamp(max=half - 1).nan_to_num().long() + half + 1
+        outer_bin = (scores > 0) * (2 * half + 1)
+        return torch.where(scores.isinf(), outer_bin, inner_bin)
 
     def _compute_from(self, states: States) -> Any:
         with collect_warnings():
@@ -169,57 +163,59 @@ class ScoreMetric(PrivacyMetric):
         return self._compute_value_of_steps(self._count_trials(states), dtype)
 
     def error_bound(self) -> Any:
-        """Return by how much binning may have lowered each value at most; 0 where the scores
-        themselves are stored.
-        """
+        """Return by how much binning may have lowered each value at most; 0 without bins."""
         with self._gather_states():
             states = self._joined_states()
-            lower = self._compute_value_of_steps(self._count_trials(states), torch.float64)
-            upper = self._compute_value_of_steps(
-                self._count_trials(states, is_separated=True), torch.float64
-            )
-        if isinstance(upper, dict):
-            return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
-        return (upper - lower).abs()
+            steps = self._count_trials(states)
+            separated_steps = self._count_trials(states, is_separated=True)
+            lower = self._compute_value_of_steps(steps, torch.float64)
+            upper = self._compute_value_of_steps(separated_steps, torch.float64)
+        if not isinstance(upper, dict):
+            return (upper - lower).abs()
+        bounds = {}
+        for key, value in upper.items():
+            if key != "tag":
+                bounds[key] = (value - lower[key]).abs()
+        return bounds
 
     def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Any:
         return self.formula(steps.ascending).to(dtype)
 
     def _count_trials(self, states: States, is_separated: bool = False) -> StepsOfBothSigns:
         if self.keeps_scores:
-            trials = states["scores"], states["is_target"]
-            return count_by_score(*trials, validate_args=False, bandwidth=self.bandwidth)
+            return count_by_score(
+                states["scores"],
+                states["is_target"],
+                validate_args=False,
+                bandwidth=self.bandwidth,
+            )
         counts = states["bin_counts"]
         nontargets, targets = counts[:, :-1]
-        return count_by_bin(
-            self._edges(states), targets, nontargets, counts[:, -1].sum() > 0, is_separated
-        )
+        has_nan = counts[:, -1].sum() > 0
+        return count_by_bin(self._edges(states), targets, nontargets, has_nan, is_separated)
 
     def _edges(self, states: States) -> Tensor:
         """Return the edges of the bins, given or learnt, ``(E,)``."""
         if not self._learns_range:
             return states["bin_edges"]
         half = (states["bin_counts"].shape[1] - 3) // 2
-        unit = (
-            torch.arange(-half, half + 1, device=self.device, dtype=wide_dtype(self.device)) / half
-        )
+        steps = torch.arange(-half, half + 1, device=self.device, dtype=wide_dtype(self.device))
         # The power of two of the widest range would overflow, and that of the narrowest underflow
-        # in float32.
-        power = torch.exp2(states["bin_exponent"].to(unit.dtype) - 1).clamp(
-            min=torch.finfo(unit.dtype).tiny
-        )
-        return unit * power * 2
+        # in float32: it is halved, kept from 0, and doubled.
+        half_power = torch.exp2(states["bin_exponent"].to(steps.dtype) - 1)
+        half_power = half_power.clamp(min=torch.finfo(steps.dtype).tiny)
+        return steps / half * half_power * 2
 
-    def _align_totals(self, own: States, others: States) -> tuple[States, States]:
+    def _align_totals(self, own: States, incoming: States) -> tuple[States, States]:
         if self.keeps_scores:
-            return own, others
-        if not self._learns_range:
-            # The edges of a batch are this metric's own, and a comparison would be a GPU sync.
-            if others["bin_edges"].data_ptr() != own["bin_edges"].data_ptr():
-                _check_same_bins([own["bin_edges"], others["bin_edges"]], "in both metrics")
-            return own, others
-        exponent = torch.maximum(own["bin_exponent"], others["bin_exponent"])
-        return _widen_range(own, exponent), _widen_range(others, exponent)
+            return own, incoming
+        if self._learns_range:
+            exponent = torch.maximum(own["bin_exponent"], incoming["bin_exponent"])
+            return _widen_range(own, exponent), _widen_range(incoming, exponent)
+        # The edges of a batch are this metric's own, and a comparison would be a GPU sync.
+        if incoming["bin_edges"].data_ptr() != own["bin_edges"].data_ptr():
+            _check_same_bins([own["bin_edges"], incoming["bin_edges"]], "in both metrics")
+        return own, incoming
 
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
         super()._align_states(gather)
@@ -232,11 +228,6 @@ class ScoreMetric(PrivacyMetric):
             _check_same_bins(gather(self.bin_edges), "on all processes")
 
 
-def as_trials(preds: Any, target: Any, device: torch.device) -> tuple[Any, Any]:
-    """Return scores and labels given as lists or arrays as tensors; anything else as it is."""
-    return as_floating_tensor("preds", preds, device), as_integer_tensor("target", target, device)
-
-
 def pack_trials(
     metric: PrivacyMetric,
     preds: Any,
@@ -244,10 +235,9 @@ def pack_trials(
     speakers: Sequence[Any] | None,
     validate_values: bool,
 ) -> dict[str, Tensor]:
-    """Return validated trials as states, :data:`TRIAL_STATES`; speakers only where a metric has
-    intervals.
-    """
-    preds, target = as_trials(preds, target, metric.device)
+    """Return validated trials as states, :data:`TRIAL_STATES`; speakers only for intervals."""
+    preds = as_floating_tensor("preds", preds, metric.device)
+    target = as_integer_tensor("target", target, metric.device)
     check_trials(preds, target, validate_values)
     states = {
         "scores": at_least_float32(preds.flatten()),
@@ -263,37 +253,38 @@ def pack_trials(
         speakers = [encode_column("speakers", side).to(preds.device) for side in speakers]
     check_speakers_of_trials(speakers, target, validate_values)
     if metric.intervals is not None:
-        states["trial_speakers"] = torch.stack(
-            [side.detach().flatten().long() for side in speakers], dim=1
-        )
+        speakers_of_sides = [side.detach().flatten().long() for side in speakers]
+        states["trial_speakers"] = torch.stack(speakers_of_sides, dim=1)
     return states
 
 
 def empty_trials(device: torch.device) -> dict[str, Tensor]:
     """Return the states of no trial."""
-    scores = torch.empty(0, device=device)
-    speakers = torch.empty(0, 2, dtype=torch.int64, device=device)
-    return dict(zip(TRIAL_STATES, (scores, scores.bool(), speakers), strict=True))
+    return {
+        "scores": torch.empty(0, device=device),
+        "is_target": torch.empty(0, dtype=torch.bool, device=device),
+        "trial_speakers": torch.empty(0, 2, dtype=torch.int64, device=device),
+    }
 
 
 def add_trial_intervals(
     value: Any, states: States, measure: str, confidence: float
 ) -> dict[str, Tensor]:
-    """Return the value as a dictionary, with the ends of the interval of each number that has
-    one.
-    """
-    named = value if isinstance(value, dict) else {measure: value}
-    scores, is_target, speakers = (states[name] for name in TRIAL_STATES)
-    scores = scores.detach()
-    labels, places = speakers.T.unique(return_inverse=True)
+    """Return the value as a dictionary, with the ends of the interval of each number."""
+    value_of_key = value if isinstance(value, dict) else {measure: value}
+    scores = states["scores"].detach()
+    is_target = states["is_target"]
+    labels, speaker_index = states["trial_speakers"].T.unique(return_inverse=True)
     groups = split_labels_into_groups(labels)
     scored = collect_trial_scores(scores, is_target)
     jackknife = None
     if scored.is_defined:
-        counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
-        jackknife = counts.make_jackknife()
-    values = add_intervals(named, jackknife, confidence)
-    return {key: number.to(result_dtype(scores)) for key, number in values.items()}
+        replicates = count_trial_replicates(
+            scored, at_least_float32(scores), is_target, speaker_index, groups
+        )
+        jackknife = replicates.make_jackknife()
+    with_ends = add_intervals(value_of_key, jackknife, confidence)
+    return {key: number.to(result_dtype(scores)) for key, number in with_ends.items()}
 
 
 def _find_exponent(scores: Tensor) -> Tensor:
@@ -309,12 +300,12 @@ def _widen_range(states: States, exponent: Tensor) -> dict[str, Tensor]:
 
 
 def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:
-    first, *others = edges
-    for other in others:
-        if not torch.equal(first, other):
-            got = " and ".join(f"{float(e[0]):g} to {float(e[-1]):g}" for e in (first, other))
+    own, *edges_of_others = edges
+    for incoming in edges_of_others:
+        if not torch.equal(own, incoming):
+            got = " and ".join(f"{float(e[0]):g} to {float(e[-1]):g}" for e in (own, incoming))
             raise ValueError(
-                f"Expected the same edges of bins {where}, but got {len(first)} edges from {got}."
+                f"Expected the same edges of bins {where}, but got {len(own)} edges from {got}."
             )
 
 
