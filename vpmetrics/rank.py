@@ -133,7 +133,10 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
         with self._gather_states():
-            data, condition = self._collect_data(), look_up_condition(self.condition)
+            data, condition = (
+                self._collect_data(),
+                look_up_condition(self.condition),
+            )
             parts = identify_condition(
                 data,
                 condition,

@@ -1,6 +1,4 @@
-"""The base of all embedding metrics, which store the same columns, so that a collection holds one
-copy of them.
-"""
+"""The base of all embedding metrics: of the same columns, of which a collection holds one copy."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ import torch
 from torch import Tensor
 
 from vpmetrics._base.privacy_metric import PrivacyMetric, States
-from vpmetrics._util.distributed import Processes
 from vpmetrics._util.validation import collect_warnings, explain_undefined
 from vpmetrics._utterances.encoders import (
     Embeddings,
@@ -37,12 +34,11 @@ Labels = Tensor | Sequence[str]
 
 
 class EmbeddingMetric(PrivacyMetric):
-    """A metric of utterances, embedded before and after protection. Trials are formed at
-    ``compute``, never stored.
+    """A metric of utterances, embedded before and after protection.
 
-    The states are the columns of all utterances, ``(N, ...)``, and as bytes the encoders of the
-    columns of embeddings and the names of speakers and groups. A subclass defines
-    ``_compute_value``.
+    Trials are formed at ``compute``, never stored. The states are the columns of all utterances,
+    ``(N, ...)``, and as bytes the encoders of the columns of embeddings and the names of speakers
+    and groups. A subclass defines ``_compute_value``.
     """
 
     # whether embeddings may be a dictionary of those of several encoders
@@ -106,16 +102,17 @@ class EmbeddingMetric(PrivacyMetric):
                 are trials.
         """
         self._check_reference_given(is_reference)
-        columns = (speakers, is_reference, utterances, sessions, groups)
-        is_first = len(self.encoder_table) == 0
-        states = self._pack_batch(
-            original,
-            protected,
-            *columns,
-            validate_values=self.validate_args,
-            has_encoder_table=is_first,
+        labels = {
+            "speakers": speakers,
+            "is_reference": is_reference,
+            "utterances": utterances,
+            "sessions": sessions,
+            "groups": groups,
+        }
+        is_first_batch = len(self.encoder_table) == 0
+        states, encoders = self._pack_columns(
+            original, protected, labels, is_first_batch, self.validate_args
         )
-        encoders = self._join_encoders(original, protected)[2]
         self._store(states)
         self._latest_encoders = encoders
 
@@ -128,19 +125,31 @@ class EmbeddingMetric(PrivacyMetric):
         utterances: Labels | None = None,
         sessions: Labels | None = None,
         groups: Labels | None = None,
-        validate_values: bool = False,
-        has_encoder_table: bool = True,
     ) -> dict[str, Tensor]:
+        labels = {
+            "speakers": speakers,
+            "is_reference": is_reference,
+            "utterances": utterances,
+            "sessions": sessions,
+            "groups": groups,
+        }
+        return self._pack_columns(original, protected, labels)[0]
+
+    def _pack_columns(
+        self,
+        original: Embeddings | None,
+        protected: Embeddings | None,
+        labels: Mapping[str, Any],
+        has_encoder_table: bool = True,
+        validate_values: bool = False,
+    ) -> tuple[dict[str, Tensor], tuple[Encoder, ...]]:
+        """Return the states of a batch, and the encoders of its embeddings."""
         self._check_number_of_encoders(original, protected)
         original_rows, protected_rows, encoders = self._join_encoders(original, protected)
         columns = pack_utterances(
             original_rows,
             protected_rows,
-            speakers,  # type: ignore[arg-type]
-            is_reference,
-            utterances,  # type: ignore[arg-type]
-            sessions,  # type: ignore[arg-type]
-            groups,  # type: ignore[arg-type]
+            **labels,
             width=self._embedding_width(),
             validate_values=validate_values,
         )
@@ -148,8 +157,9 @@ class EmbeddingMetric(PrivacyMetric):
         states = columns._asdict()
         if has_encoder_table:  # that of the first batch is that of all
             states["encoder_table"] = encode_encoders(encoders, device)
-        states["label_names"] = encode_texts(_distinct_strings(speakers, groups), device)
-        return states
+        names = _distinct_strings(labels["speakers"], labels["groups"])
+        states["label_names"] = encode_texts(names, device)
+        return states, encoders
 
     def _empty_states(self) -> dict[str, Tensor]:
         empty = torch.empty(0, 1, device=self.device)
@@ -160,18 +170,16 @@ class EmbeddingMetric(PrivacyMetric):
         return states
 
     def _join_encoders(self, original: Any, protected: Any) -> tuple[Any, Any, tuple[Encoder, ...]]:
-        """Return both sides as tensors, and the encoders of their columns; raise for others than
-        before.
-        """
-        known = self._known_encoders()
+        """Return both sides as tensors, and the encoders of their columns, which never change."""
+        latest_encoders = self._known_encoders()
         try:
-            return join_encoders(original, protected, known, self.device)
+            return join_encoders(original, protected, latest_encoders, self.device)
         except (TypeError, ValueError):
-            stored = self._stored_encoders()
-            if stored in ((), known):
+            stored_encoders = self._stored_encoders()
+            if stored_encoders in ((), latest_encoders):
                 raise
             # The state decides: it may have been loaded or merged since the latest batch.
-            return join_encoders(original, protected, stored, self.device)
+            return join_encoders(original, protected, stored_encoders, self.device)
 
     def _known_encoders(self) -> tuple[Encoder, ...]:
         """Return the encoders of the latest batch, else those of the state; none after a reset."""
@@ -209,9 +217,7 @@ class EmbeddingMetric(PrivacyMetric):
         return {code: name for code, name in names.items() if code in speakers}
 
     def _label_names_by_code(self) -> dict[int, str]:
-        """Return the names of speakers and groups given as strings, by the integers they are stored
-        as.
-        """
+        """Return the names of speakers and groups, by the integers they are stored as."""
         if len(self.label_names) == 0:
             return {}
         names = list(dict.fromkeys(decode_texts(self._join_in_place("label_names"))))
@@ -225,28 +231,27 @@ class EmbeddingMetric(PrivacyMetric):
         raise NotImplementedError
 
     def _compute_from(self, states: States) -> Any:
-        with (
-            collect_warnings(),
-            torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None),
-        ):
-            return self._compute_value(self._build_data(states, self._find_processes()))
+        has_gradient = torch.is_grad_enabled() and self.bandwidth is not None
+        with collect_warnings(), torch.set_grad_enabled(has_gradient):
+            return self._compute_value(self._build_data(states))
 
     def _collect_data(self) -> EvaluationData:
-        return self._build_data(self._joined_states(), self._find_processes())
+        return self._build_data(self._joined_states())
 
-    def _build_data(self, states: States, processes: Processes) -> EvaluationData:
-        """Return the data of states; a later warning of an undefined result names what they
-        lack.
-        """
+    def _build_data(self, states: States) -> EvaluationData:
+        """Return the data of states; later warnings of undefined results name what they lack."""
         columns = UtteranceColumns(*(states[name] for name in UtteranceColumns._fields))
         if self.validate_args:
             check_speaker_per_recording(columns)
-        data = deduplicate_and_index(columns, processes, decode_encoders(states["encoder_table"]))
+        encoders = decode_encoders(states["encoder_table"])
+        data = deduplicate_and_index(columns, self._find_processes(), encoders)
         explain_undefined(partial(find_cause, data))
         return data
 
     def _embedding_width(self) -> int | None:
-        return self.original[0].shape[-1] if len(self.original) else None
+        if len(self.original) == 0:
+            return None
+        return self.original[0].shape[-1]
 
 
 def _distinct_strings(*columns: Any) -> Iterable[str]:

@@ -19,28 +19,24 @@ Embeddings = Tensor | Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Encoder:
-    """A speaker encoder or feature: its name, empty where there is only one, and the width of its
-    embeddings.
-    """
+    """A speaker encoder or feature: its name, empty if it is the only one, and its width."""
 
     name: str
     width: int
 
 
 def as_squeezed_tensor(name: str, value: Any, device: torch.device | None = None) -> Any:
-    """Return a list or a NumPy array as a tensor, and ``(B, 1, D)`` as ``(B, D)``; anything else as
-    it is.
-    """
+    """Return lists and NumPy arrays as tensors, and ``(B, 1, D)`` as ``(B, D)``."""
     value = as_floating_tensor(name, value, device)
-    is_squeezable = isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == 1
-    return value.squeeze(1) if is_squeezable else value
+    if isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == 1:
+        return value.squeeze(1)
+    return value
 
 
 def join_encoders(
     original: Any, protected: Any, known: Sequence[Encoder] = (), device: torch.device | None = None
 ) -> tuple[Any, Any, tuple[Encoder, ...]]:
-    """Return both sides as tensors, those of a dictionary side by side, and the encoders of the
-    columns.
+    """Return both sides as tensors, and the encoders of their columns.
 
     Args:
         original: Embeddings ``(B, D)``, a dictionary of them by encoder, or None.
@@ -52,16 +48,20 @@ def join_encoders(
         Both sides and the encoders. A side that is neither a tensor nor can be made one is returned
         as it is, without encoders, for the checks that follow.
     """
-    sides = {"original": original, "protected": protected}
-    given = {name: side for name, side in sides.items() if side is not None}
-    tables = {name: side for name, side in given.items() if isinstance(side, Mapping)}
-    if tables and len(tables) < len(given):
+    sides: dict[str, Any] = {}
+    if original is not None:
+        sides["original"] = original
+    if protected is not None:
+        sides["protected"] = protected
+    is_dictionary = [isinstance(side, Mapping) for side in sides.values()]
+    if not any(is_dictionary):
+        joined, encoders = _join_tensors(sides, known, device)
+    elif all(is_dictionary):
+        joined, encoders = _join_tables(sides, known, device)
+    else:
         raise TypeError(
             "Expected `original` and `protected` to be both tensors or both dictionaries."
         )
-    joined, encoders = (
-        _join_tables(tables, known, device) if tables else _join_tensors(given, known, device)
-    )
     return joined.get("original"), joined.get("protected"), encoders
 
 
@@ -70,8 +70,11 @@ def _join_tensors(
 ) -> tuple[dict[str, Any], tuple[Encoder, ...]]:
     """Return the sides as tensors; without encoders where they have no common width."""
     tensors = {name: as_squeezed_tensor(name, side, device) for name, side in sides.items()}
-    is_table = all(isinstance(side, Tensor) and side.dim() == 2 for side in tensors.values())
-    widths = {side.shape[1] for side in tensors.values()} if is_table else set()
+    widths: set[int] = set()
+    for side in tensors.values():
+        if not isinstance(side, Tensor) or side.dim() != 2:
+            return tensors, ()
+        widths.add(side.shape[1])
     if len(widths) != 1:
         return tensors, ()
     if known and not _is_unnamed(known):
@@ -85,29 +88,29 @@ def _join_tensors(
 def _join_tables(
     tables: Mapping[str, Mapping[str, Any]], known: Sequence[Encoder], device: torch.device | None
 ) -> tuple[dict[str, Any], tuple[Encoder, ...]]:
-    """Return for each side the embeddings of all encoders side by side; raise for other encoders
-    than known ones.
-    """
+    """Return the embeddings of all encoders side by side; raise for others than known ones."""
     names = _find_names(tables, known)
     joined = {}
     encoders = tuple(known)
     for side_name, table in tables.items():
-        parts = [_check_part(f"{side_name}[{name!r}]", table[name], device) for name in names]
-        if len({len(part) for part in parts}) > 1:
-            counts = ", ".join(
-                f"{len(part)} of {name!r}" for name, part in zip(names, parts, strict=True)
-            )
+        embeddings = [
+            _check_embeddings(f"{side_name}[{name!r}]", table[name], device) for name in names
+        ]
+        counts = [f"{len(rows)} of {name!r}" for name, rows in zip(names, embeddings, strict=True)]
+        if len({len(rows) for rows in embeddings}) > 1:
             raise ValueError(
-                f"Expected `{side_name}` to have as many rows of each encoder, but got {counts}."
+                f"Expected `{side_name}` to have as many rows of each encoder, but got"
+                f" {', '.join(counts)}."
             )
-        given = tuple(Encoder(name, part.shape[1]) for name, part in zip(names, parts, strict=True))
-        encoders = encoders or given
-        if given != encoders:
+        widths = [rows.shape[1] for rows in embeddings]
+        encoders_of_side = tuple(map(Encoder, names, widths))
+        encoders = encoders or encoders_of_side
+        if encoders_of_side != encoders:
             raise ValueError(
                 f"Expected `{side_name}` to have embeddings of {_describe_widths(encoders)}, as"
-                f" those given before, but got {_describe_widths(given)}."
+                f" those given before, but got {_describe_widths(encoders_of_side)}."
             )
-        joined[side_name] = torch.cat(parts, dim=1)
+        joined[side_name] = torch.cat(embeddings, dim=1)
     return joined, encoders
 
 
@@ -131,11 +134,11 @@ def decode_encoders(encoded: Tensor) -> tuple[Encoder, ...]:
 
 
 def _find_names(tables: Mapping[str, Mapping[str, Any]], known: Sequence[Encoder]) -> list[str]:
-    """Return the names of the encoders in the order of the first batch; raise unless all tables
-    have these.
-    """
-    first = next(iter(tables.values()))
-    names = [encoder.name for encoder in known] if known else list(first)
+    """Return the encoders' names in the order of the first batch; raise unless all tables agree."""
+    if known:
+        names = [encoder.name for encoder in known]
+    else:
+        names = list(next(iter(tables.values())))
     if _is_unnamed(known):
         raise TypeError("Expected tensors, as in earlier batches, but got dictionaries.")
     if not names or not all(isinstance(name, str) and name for name in names):
@@ -152,13 +155,13 @@ def _find_names(tables: Mapping[str, Mapping[str, Any]], known: Sequence[Encoder
     return names
 
 
-def _check_part(name: str, value: Any, device: torch.device | None) -> Tensor:
-    part = as_squeezed_tensor(name, value, device)
-    check_floating(name, part)
-    if part.dim() != 2 or part.shape[1] == 0:
-        raise ValueError(f"Expected `{name}` to have shape (B, D), but got {tuple(part.shape)}.")
-    tensor: Tensor = part
-    return tensor
+def _check_embeddings(name: str, value: Any, device: torch.device | None) -> Tensor:
+    embeddings: Tensor = as_squeezed_tensor(name, value, device)
+    check_floating(name, embeddings)
+    if embeddings.dim() != 2 or embeddings.shape[1] == 0:
+        shape = tuple(embeddings.shape)
+        raise ValueError(f"Expected `{name}` to have shape (B, D), but got {shape}.")
+    return embeddings
 
 
 def _is_unnamed(encoders: Sequence[Encoder]) -> bool:

@@ -1,6 +1,4 @@
-"""Accumulated utterances: columns of embeddings and labels, and the two sides that trials are
-formed from.
-"""
+"""Accumulated utterances: columns of embeddings and labels, and the two sides of trials."""
 
 from __future__ import annotations
 
@@ -32,22 +30,18 @@ from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.encoders import Encoder, as_squeezed_tensor
 
 # Flags of a row, as bits of one integer: which columns were given for it.
-(
-    _HAS_ORIGINAL,
-    _HAS_PROTECTED,
-    _HAS_UTTERANCE,
-    _HAS_REFERENCE,
-    _IS_REFERENCE,
-    _HAS_SESSION,
-    _HAS_GROUP,
-) = (1 << bit for bit in range(7))
+_HAS_ORIGINAL = 1 << 0
+_HAS_PROTECTED = 1 << 1
+_HAS_UTTERANCE = 1 << 2
+_HAS_REFERENCE = 1 << 3
+_IS_REFERENCE = 1 << 4
+_HAS_SESSION = 1 << 5
+_HAS_GROUP = 1 << 6
 _ENTRIES_AT_ONCE = 1 << 20  # entries of embeddings widened at a time
 
 
 class UtteranceColumns(NamedTuple):
-    """Utterances as metrics store them: one row each in every column, with flags for the columns
-    that were given.
-    """
+    """Utterances as metrics store them: a row each in every column, with flags for those given."""
 
     original: Tensor
     protected: Tensor
@@ -80,8 +74,11 @@ class Utterances:
 
     def take(self, rows: Tensor | slice) -> Utterances:
         """Return some of the rows, by index, mask or slice."""
-        columns = (getattr(self, field.name) for field in fields(self))
-        return Utterances(*(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
+        columns: dict[str, Any] = {}
+        for field in fields(self):
+            column = getattr(self, field.name)
+            columns[field.name] = None if column is None else column[rows]
+        return Utterances(**columns)
 
 
 class EvaluationData(NamedTuple):
@@ -119,45 +116,49 @@ class EvaluationData(NamedTuple):
         With ``references_per``, utterances marked by ``is_reference`` are enrolled, each one or
         their mean per speaker, and all others are tested.
         """
-        first, second = getattr(self, condition.enrolment), getattr(self, condition.test)
-        if condition.target_sessions != "any" and second.sessions is None:
+        enrolment: Utterances = getattr(self, condition.enrolment)
+        test: Utterances = getattr(self, condition.test)
+        has_sessions = condition.target_sessions != "any"
+        if has_sessions and test.sessions is None:
             warn_undefined(f"Condition {condition.name!r} requires `sessions`.")
-            return first.take(slice(0, 0)), second.take(slice(0, 0))
-        if references_per is None or first.is_reference is None or second.is_reference is None:
-            return first, second
-        references, tests = first.take(first.is_reference), second.take(~second.is_reference)
+            return enrolment.take(slice(0, 0)), test.take(slice(0, 0))
+        if references_per is None or enrolment.is_reference is None or test.is_reference is None:
+            return enrolment, test
+        references = enrolment.take(enrolment.is_reference)
         if references_per == "speaker":
-            references = average_by_speaker(
-                references, by_session=condition.target_sessions != "any"
-            )
-        return references, tests
+            references = average_by_speaker(references, by_session=has_sessions)
+        return references, test.take(~test.is_reference)
 
     def groups(self) -> list[int]:
         """Return all groups, ascending; an empty list where none were given."""
-        columns = [
-            side.groups for side in (self.original, self.protected) if side.groups is not None
-        ]
-        return torch.unique(torch.cat(columns)).tolist() if columns else []
+        columns = []
+        for side in (self.original, self.protected):
+            if side.groups is not None:
+                columns.append(side.groups)
+        if not columns:
+            return []
+        groups: list[int] = torch.unique(torch.cat(columns)).tolist()
+        return groups
 
     def by_group(self) -> list[EvaluationData]:
         """Return the data of each group, or the data as they are without two groups."""
         groups = self.groups()
-        return [self] if len(groups) < 2 else [self.of_group(group) for group in groups]
+        if len(groups) < 2:
+            return [self]
+        return [self.of_group(group) for group in groups]
 
     def of_group(self, group: int) -> EvaluationData:
         """Return the utterances of one group."""
-        sides = (
-            side if side.groups is None else side.take(side.groups == group) for side in self[:2]
-        )
-        ungrouped = (replace(side, groups=None) for side in sides)
-        return renumber_speakers(*ungrouped)._replace(
-            processes=self.processes, encoders=self.encoders
-        )
+        sides = []
+        for side in (self.original, self.protected):
+            rows = side if side.groups is None else side.take(side.groups == group)
+            sides.append(replace(rows, groups=None))
+        data = renumber_speakers(*sides)
+        return data._replace(processes=self.processes, encoders=self.encoders)
 
 
 def encode_labels(labels: Any) -> Tensor:
-    """Return an integer for each label, the same for the same string in every batch, process and
-    run.
+    """Return an integer for each label, the same for a string in every batch, process and run.
 
     Args:
         labels: Strings or integers: a list, a tuple, a NumPy array or a tensor. Strings become
@@ -175,39 +176,47 @@ def encode_labels(labels: Any) -> Tensor:
 
 
 def encode_column(name: str, labels: Any) -> Tensor:
-    """Encode labels as :func:`encode_labels` does; errors call them ``name``. Tensors are returned
-    as they are.
-    """
+    """Encode labels as :func:`encode_labels` does; errors call them ``name``."""
     if isinstance(labels, Tensor):
         return labels
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
-        return torch.from_numpy(labels.astype(bool if labels.dtype.kind == "b" else np.int64))
+        dtype = bool if labels.dtype.kind == "b" else np.int64
+        return torch.from_numpy(labels.astype(dtype))
     values = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
     if values and all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
         return torch.stack([value.flatten()[0] for value in values])
-    if missing := sum(
-        value is None or (isinstance(value, float) and math.isnan(value)) for value in values
-    ):
-        raise TypeError(
-            f"Expected `{name}` to be integers or strings, but {missing} of {len(values)} are"
-            " missing."
-        )
-    if not all(isinstance(value, (str, int)) for value in values):
-        kinds = sorted(
-            {type(value).__name__ for value in values if not isinstance(value, (str, int))}
-        )
-        raise TypeError(
-            f"Expected `{name}` to be integers or strings, but got {', '.join(kinds)[:80]}."
-        )
-    if all(isinstance(value, bool) for value in values) and values:
+    _check_labels(name, values)
+    if values and all(isinstance(value, bool) for value in values):
         return torch.tensor(values, device="cpu")
     if not any(isinstance(value, str) for value in values):
         return torch.tensor(values, dtype=torch.int64, device="cpu")
-    texts = (str(value).encode("utf-8", "surrogatepass") for value in values)
-    digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
-    return torch.tensor(
-        [int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64, device="cpu"
-    )
+    return torch.tensor([_hash_text(str(value)) for value in values], device="cpu")
+
+
+def _check_labels(name: str, values: list[Any]) -> None:
+    """Raise unless the values are integers or strings."""
+    num_missing = 0
+    types = set()
+    for value in values:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            num_missing += 1
+        elif not isinstance(value, (str, int)):
+            types.add(type(value).__name__)
+    if num_missing:
+        raise TypeError(
+            f"Expected `{name}` to be integers or strings, but {num_missing} of {len(values)} are"
+            " missing."
+        )
+    if types:
+        raise TypeError(
+            f"Expected `{name}` to be integers or strings, but got {', '.join(sorted(types))[:80]}."
+        )
+
+
+def _hash_text(text: str) -> int:
+    """Return a hash of 63 bits."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def pack_utterances(
@@ -230,43 +239,62 @@ def pack_utterances(
     original = as_squeezed_tensor("original", original)
     protected = as_squeezed_tensor("protected", protected)
     rows = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
-    columns = {
+    labels = {
         "speakers": speakers,
         "utterances": utterances,
         "sessions": sessions,
         "groups": groups,
+        "is_reference": is_reference,
     }
-    columns |= {"is_reference": is_reference}
-    for name, column in columns.items():  # a default collate yields lists of strings
+    for name, column in labels.items():  # a default collate yields lists of strings
         if isinstance(column, (list, tuple, np.ndarray)) and rows is not None:
-            columns[name] = encode_column(name, column).to(rows.device)
-    speakers, utterances, sessions, groups, is_reference = columns.values()
-    integer_columns = {"utterances": utterances, "sessions": sessions, "groups": groups}
-    check_embeddings(original, protected, speakers, is_reference, integer_columns, width)
+            labels[name] = encode_column(name, column).to(rows.device)
+    is_reference = labels.pop("is_reference")
+    speakers = labels.pop("speakers")
+    check_embeddings(original, protected, speakers, is_reference, labels, width)
     assert rows is not None
     assert speakers is not None
     if validate_values:
         check_finite_embeddings(original, protected)
-        if utterances is not None:
-            check_recordings(utterances, speakers=speakers, groups=groups)
-    zeros = at_least_float32(rows).detach().new_zeros(rows.shape)
-    first, second = (zeros if side is None else side for side in (original, protected))
-    wide = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
-    labels = speakers.to(torch.int64)
-    flags = {_HAS_ORIGINAL: original, _HAS_PROTECTED: protected, _HAS_REFERENCE: is_reference}
-    flags |= {_HAS_UTTERANCE: utterances, _HAS_SESSION: sessions, _HAS_GROUP: groups}
-    row_flags = torch.full_like(
-        labels, sum(bit for bit, x in flags.items() if x is not None), dtype=torch.uint8
-    )
+        if labels["utterances"] is not None:
+            check_recordings(labels["utterances"], speakers=speakers, groups=labels["groups"])
+
+    flag_of_column = {
+        _HAS_ORIGINAL: original,
+        _HAS_PROTECTED: protected,
+        _HAS_REFERENCE: is_reference,
+        _HAS_UTTERANCE: labels["utterances"],
+        _HAS_SESSION: labels["sessions"],
+        _HAS_GROUP: labels["groups"],
+    }
+    flags = sum(flag for flag, column in flag_of_column.items() if column is not None)
+    speakers = speakers.to(torch.int64)
+    row_flags = torch.full_like(speakers, flags, dtype=torch.uint8)
     if is_reference is not None:
         row_flags = row_flags + is_reference.to(torch.uint8) * _IS_REFERENCE
-    integers = (
-        torch.zeros_like(labels) if x is None else x.to(torch.int64)
-        for x in integer_columns.values()
+
+    missing_side = at_least_float32(rows).detach().new_zeros(rows.shape)
+    if original is None:
+        original = missing_side
+    if protected is None:
+        protected = missing_side
+    dtype = torch.promote_types(torch.promote_types(original.dtype, protected.dtype), torch.float32)
+    return UtteranceColumns(
+        original=original.to(dtype),
+        protected=protected.to(dtype),
+        speakers=speakers,
+        utterances=_as_int64(labels["utterances"], speakers),
+        sessions=_as_int64(labels["sessions"], speakers),
+        groups=_as_int64(labels["groups"], speakers),
+        row_flags=row_flags,
     )
-    recordings, session_labels, group_labels = integers
-    sides = first.to(wide), second.to(wide)
-    return UtteranceColumns(*sides, labels, recordings, session_labels, group_labels, row_flags)
+
+
+def _as_int64(labels: Tensor | None, speakers: Tensor) -> Tensor:
+    """Return labels as int64; zeros, one for each speaker, where there are none."""
+    if labels is None:
+        return torch.zeros_like(speakers)
+    return labels.to(torch.int64)
 
 
 def check_speaker_per_recording(columns: UtteranceColumns) -> None:
@@ -284,33 +312,30 @@ def deduplicate_and_index(
     processes: Processes = SINGLE_PROCESS,
     encoders: tuple[Encoder, ...] = (),
 ) -> EvaluationData:
-    """Return both sides of stored utterances in canonical order, each recording once, with numbered
-    speakers.
-    """
+    """Return stored utterances in canonical order: each recording once, with numbered speakers."""
     is_original = (columns.row_flags & _HAS_ORIGINAL) != 0
     is_protected = (columns.row_flags & _HAS_PROTECTED) != 0
     hashes = _hash_columns(columns, encoders)
     recordings = _number_recordings(columns)
-    versions = recordings
     bits = (_HAS_REFERENCE, _HAS_SESSION, _HAS_GROUP)
     is_given = torch.stack([((columns.row_flags & bit) != 0).any() for bit in bits])
     has_references, has_sessions, has_groups = is_given.tolist()  # one GPU sync for all
     sessions = columns.sessions if has_sessions else None
     groups = columns.groups if has_groups else None
     is_reference = (columns.row_flags & _IS_REFERENCE) != 0 if has_references else None
+    versions = recordings
     if sessions is not None:
         # One recording protected in two sessions counts as two protected recordings, but as one
         # original.
         versions = torch.stack([recordings, sessions]).unique(dim=1, return_inverse=True)[1]
-    order = lexsort_columns(
-        hashes.protected, torch.where(is_original, hashes.original, hashes.protected)
-    )
+    first_hash = torch.where(is_original, hashes.original, hashes.protected)
+    order = lexsort_columns(hashes.protected, first_hash)
     original_rows = _first_rows(order[is_original[order]], recordings)
     protected_rows = _first_rows(order[is_protected[order]], versions)
     labels = _RowLabels(columns.speakers, recordings, sessions, groups, columns.row_flags)
     numbering = _number_canonically(hashes, labels, original_rows, protected_rows)
 
-    everything = Utterances(
+    all_rows = Utterances(
         columns.original,
         columns.speakers,
         recordings,
@@ -319,21 +344,29 @@ def deduplicate_and_index(
         numbering.session_index,
         groups,
     )
-    original = everything.take(numbering.original_rows)
-    protected = replace(everything, embeddings=columns.protected).take(numbering.protected_rows)
+    original = all_rows.take(numbering.original_rows)
+    protected = replace(all_rows, embeddings=columns.protected).take(numbering.protected_rows)
     data = renumber_speakers(original, protected)._replace(processes=processes, encoders=encoders)
-    name, side = (
-        ("original", data.original) if len(data.original) else ("protected", data.protected)
-    )
-    text = (
-        f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a"
-        " sampler repeats utterances, pass `utterances=` so that each counts once."
-    )
-    warn_if(
-        count_duplicates(side),
-        lambda copies: text.format(copies) if 0 < copies < len(side) - 1 else None,
-    )
+    if len(data.original):
+        _warn_of_duplicates("original", data.original)
+    else:
+        _warn_of_duplicates("protected", data.protected)
     return data
+
+
+def _warn_of_duplicates(name: str, side: Utterances) -> None:
+    """Warn where some, but not all, embeddings equal another one of their speaker."""
+
+    def describe(num_duplicates: float) -> str | None:
+        if not 0 < num_duplicates < len(side) - 1:
+            return None
+        return (
+            f"{num_duplicates:.0f} of {len(side)} {name} embeddings equal another one of their"
+            " speaker. If a sampler repeats utterances, pass `utterances=` so that each counts"
+            " once."
+        )
+
+    warn_if(count_duplicates(side), describe)
 
 
 class _Hashes(NamedTuple):
@@ -354,9 +387,7 @@ class _RowLabels(NamedTuple):
 
 
 class _Numbering(NamedTuple):
-    """Rows of both sides in canonical order, and numbers of speakers and sessions of all rows in
-    that order.
-    """
+    """Rows of both sides in canonical order, and numbers of speakers and sessions of all rows."""
 
     original_rows: Tensor
     protected_rows: Tensor
@@ -369,16 +400,14 @@ def _hash_columns(columns: UtteranceColumns, encoders: tuple[Encoder, ...]) -> _
     start = 0
     stop = columns.original.shape[1]
     if len(encoders) > 1:
-        first = min(range(len(encoders)), key=lambda index: encoders[index].name)
-        start = sum(encoder.width for encoder in encoders[:first])
-        stop = start + encoders[first].width
-    original = torch.where(
-        (columns.row_flags & _HAS_ORIGINAL) != 0, hash_rows(columns.original[:, start:stop]), 0
-    )
-    protected = torch.where(
-        (columns.row_flags & _HAS_PROTECTED) != 0, hash_rows(columns.protected[:, start:stop]), 0
-    )
-    return _Hashes(original, protected)
+        index = min(range(len(encoders)), key=lambda number: encoders[number].name)
+        start = sum(encoder.width for encoder in encoders[:index])
+        stop = start + encoders[index].width
+    is_original = (columns.row_flags & _HAS_ORIGINAL) != 0
+    is_protected = (columns.row_flags & _HAS_PROTECTED) != 0
+    original = hash_rows(columns.original[:, start:stop])
+    protected = hash_rows(columns.protected[:, start:stop])
+    return _Hashes(torch.where(is_original, original, 0), torch.where(is_protected, protected, 0))
 
 
 def _number_recordings(columns: UtteranceColumns) -> Tensor:
@@ -405,8 +434,7 @@ def _number_canonically(
 ) -> _Numbering:
     """Return the canonical order of the rows of both sides, of speakers and of sessions.
 
-    What counts is original speech, then protected speech, then the speaker and the session of a
-    row.
+    What counts is original speech, then protected speech, then speaker and session.
     """
     original_hashes = hashes.original[original_rows]
     protected_hashes = hashes.protected[protected_rows]
@@ -457,39 +485,38 @@ def _number_speakers(
 
     A speaker in two groups has two numbers.
     """
-    groups = torch.zeros_like(labels.speakers) if labels.groups is None else labels.groups
+    groups = labels.groups
+    if groups is None:
+        groups = torch.zeros_like(labels.speakers)
     pairs, speaker = torch.stack([groups, labels.speakers]).unique(dim=1, return_inverse=True)
     num_speakers = pairs.shape[1]
     group = pairs[0].unique(return_inverse=True)[1]
-    of_original = sum_hashes(hashes.original[original_rows], speaker[original_rows], num_speakers)
-    of_protected = sum_hashes(
-        hashes.protected[protected_rows], speaker[protected_rows], num_speakers
-    )
-    group_of_original = sum_hashes(of_original, group, num_speakers)[group]
-    group_of_protected = sum_hashes(of_protected, group, num_speakers)[group]
-    return number_sets(group_of_original, group_of_protected, group, of_original, of_protected)[
-        speaker
-    ]
+    speaker_of_original = speaker[original_rows]
+    speaker_of_protected = speaker[protected_rows]
+    by_original = sum_hashes(hashes.original[original_rows], speaker_of_original, num_speakers)
+    by_protected = sum_hashes(hashes.protected[protected_rows], speaker_of_protected, num_speakers)
+    group_by_original = sum_hashes(by_original, group, num_speakers)[group]
+    group_by_protected = sum_hashes(by_protected, group, num_speakers)[group]
+    numbers = number_sets(group_by_original, group_by_protected, group, by_original, by_protected)
+    return numbers[speaker]
 
 
 def renumber_speakers(original: Utterances, protected: Utterances) -> EvaluationData:
-    """Return both sides as data of the speakers that they have, in the order of their numbers so
-    far.
-    """
+    """Return both sides as data of the speakers that they have, whose order stays."""
     numbers = torch.cat([original.speaker_index, protected.speaker_index])
     labels = torch.cat([original.speakers, protected.speakers])
-    distinct, place = numbers.unique(return_inverse=True)
-    speakers = labels.new_zeros(len(distinct)).scatter(0, place, labels)
-    first, second = place.split([len(original), len(protected)])
+    distinct, speaker_index = numbers.unique(return_inverse=True)
+    speakers = labels.new_zeros(len(distinct)).scatter(0, speaker_index, labels)
+    index_of_original, index_of_protected = speaker_index.split([len(original), len(protected)])
     return EvaluationData(
-        replace(original, speaker_index=first), replace(protected, speaker_index=second), speakers
+        replace(original, speaker_index=index_of_original),
+        replace(protected, speaker_index=index_of_protected),
+        speakers,
     )
 
 
 def count_duplicates(side: Utterances) -> Tensor:
-    """Return how many embeddings equal another one of their speaker. Two recordings never have
-    equal embeddings.
-    """
+    """Return how many embeddings equal another one of their speaker, as no two recordings do."""
     hashes = hash_rows(side.embeddings)
     order = lexsort_columns(hashes, side.speaker_index)
     is_same_speaker = side.speaker_index[order].diff() == 0
@@ -500,39 +527,37 @@ def count_duplicates(side: Utterances) -> Tensor:
 
 def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
     """Return the mean of every speaker's rows, within a group and, on request, within a session."""
-    place, first = combination_index_and_first_rows(side, *(["sessions"] if by_session else []))
-    sums = widen(side.embeddings).new_zeros(len(first), side.embeddings.shape[1])
-    sums = sums.index_add(0, place, widen(side.embeddings))
-    means = sums / count_values(place, len(first)).unsqueeze(1)
+    columns = ["sessions"] if by_session else []
+    mean_of_row, first_rows = combination_index_and_first_rows(side, *columns)
+    rows = widen(side.embeddings)
+    sums = rows.new_zeros(len(first_rows), rows.shape[1]).index_add(0, mean_of_row, rows)
+    means = sums / count_values(mean_of_row, len(first_rows)).unsqueeze(1)
     # Ids below those of all recordings: a mean is no recording.
-    ids = -1 - torch.arange(len(first), device=place.device)
-    return replace(side.take(first), embeddings=means.to(side.embeddings.dtype), ids=ids)
+    ids = -1 - torch.arange(len(first_rows), device=rows.device)
+    return replace(side.take(first_rows), embeddings=means.to(side.embeddings.dtype), ids=ids)
 
 
 def combination_index_and_first_rows(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
-    """Return the index of each row's combination of speaker and columns that are not None, and each
-    one's first row.
-    """
-    given = [
-        side.speaker_index,
-        *(column for name in columns if (column := getattr(side, name)) is not None),
-    ]
-    combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
-    first = torch.full((combinations.shape[1],), len(place), device=place.device)
-    return place, first.scatter_reduce(
-        0, place, torch.arange(len(place), device=place.device), "amin"
-    )
+    """Return the combination of speaker and given columns of each row, and each one's first row."""
+    keys = [side.speaker_index]
+    for name in columns:
+        column = getattr(side, name)
+        if column is not None:
+            keys.append(column)
+    combinations, index = torch.unique(torch.stack(keys), dim=1, return_inverse=True)
+    rows = torch.arange(len(index), device=index.device)
+    first_rows = torch.full((combinations.shape[1],), len(index), device=index.device)
+    return index, first_rows.scatter_reduce(0, index, rows, "amin")
 
 
 def find_indices(distinct_values: Tensor, wanted: Tensor) -> Tensor:
-    """Return the index of each wanted value among distinct values in any order; -1 where it is
-    missing.
-    """
+    """Return the index of each wanted value among distinct values; -1 where it is missing."""
     if len(distinct_values) == 0:
         return torch.full_like(wanted, -1)
-    ordered, order = distinct_values.sort()
-    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(ordered) - 1)
-    return torch.where(ordered[place] == wanted, order[place], -1)
+    sorted_values, order = distinct_values.sort()
+    position = torch.searchsorted(sorted_values, wanted.contiguous())
+    position = position.clamp(max=len(sorted_values) - 1)
+    return torch.where(sorted_values[position] == wanted, order[position], -1)
 
 
 def take_evenly(order: Tensor, max_count: int) -> Tensor:
@@ -556,32 +581,34 @@ def add_counts(counts: Tensor, slots: Tensor) -> None:
 def split_sessions(
     data: EvaluationData, max_rows: int = 2048
 ) -> tuple[EvaluationData, EvaluationData]:
-    """Return the protected utterances of half of every speaker's sessions and of the other half;
-    originals in both.
+    """Return the data of half of every speaker's sessions, and of the other half.
 
-    Speakers with one session are left out. Of each side ``max_rows`` are taken at most, evenly
-    spaced.
+    Originals are in both. Speakers with one session are left out. Of each side ``max_rows`` are
+    taken at most, evenly spaced.
     """
     side = data.protected
     if side.sessions is None:
         raise ValueError(
             "Expected `sessions`, but got None: a calibration is fitted on some and used on others."
         )
-    pairs, place = torch.unique(
+    pairs, session_index = torch.unique(
         torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True
     )
-    count = count_values(pairs[0], len(data.speakers))
-    turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
-    is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
+    speaker_of_session = pairs[0]
+    num_sessions = count_values(speaker_of_session, len(data.speakers))
+    first_session = num_sessions.cumsum(0) - num_sessions
+    sessions = torch.arange(len(speaker_of_session), device=session_index.device)
+    session_within_speaker = sessions - first_session[speaker_of_session]
+    num_of_same_speaker = num_sessions[speaker_of_session]
+    is_in_later_half = (2 * session_within_speaker >= num_of_same_speaker)[session_index]
+    has_several = (num_of_same_speaker > 1)[session_index]
     original = _take_evenly_spaced(data.original, max_rows)
-    halves = (
-        _take_evenly_spaced(side.take(has_several & half), max_rows)
-        for half in (~is_later, is_later)
+    earlier = _take_evenly_spaced(side.take(has_several & ~is_in_later_half), max_rows)
+    later = _take_evenly_spaced(side.take(has_several & is_in_later_half), max_rows)
+    return (
+        renumber_speakers(original, earlier)._replace(encoders=data.encoders),
+        renumber_speakers(original, later)._replace(encoders=data.encoders),
     )
-    first, second = (
-        renumber_speakers(original, half)._replace(encoders=data.encoders) for half in halves
-    )
-    return first, second
 
 
 def _take_evenly_spaced(side: Utterances, max_rows: int) -> Utterances:
