@@ -42,9 +42,8 @@ def collect_notes(notes: list[str]) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield
-    notes += dict.fromkeys(
-        str(warning.message) for warning in caught if warning.category is UserWarning
-    )
+    messages = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    notes += dict.fromkeys(messages)
 
 
 def evaluate_embeddings(
@@ -53,58 +52,76 @@ def evaluate_embeddings(
     metric: VoicePrivacy,
     weights: Mapping[str, float] | None = None,
 ) -> EvaluatedSystem:
-    """Evaluate a system by its embeddings; one metric for several systems scores shared originals
-    once.
+    """Evaluate a system by its embeddings.
+
+    One metric for several systems scores shared originals once.
     """
-    speakers = embeddings.speakers
-    labels = {key: getattr(embeddings, key) for key in ("is_reference", "sessions", "groups")}
-    notes = list(embeddings.notes)
-    for side in ("original", "protected"):
-        values = getattr(embeddings, side)
-        if values is None:
-            continue
-        if zeros := int((values == 0).all(dim=1).sum()):  # which look perfectly private
-            rows = f"{zeros:,} of {len(values):,} rows of the {side} embeddings"
-            notes.append(f"{name}: {rows} are all zero; no voice is in them")
+    notes = [*embeddings.notes, *_note_zero_rows(name, embeddings)]
     metric.reset()
     warned: list[str] = []
     try:
         with collect_notes(warned):
-            original = embeddings.by_encoder(embeddings.original)
-            protected = embeddings.by_encoder(embeddings.protected)
-            metric.update(original, protected, speakers, **labels)
+            metric.update(
+                embeddings.by_encoder(embeddings.original),
+                embeddings.by_encoder(embeddings.protected),
+                embeddings.speakers,
+                is_reference=embeddings.is_reference,
+                sessions=embeddings.sessions,
+                groups=embeddings.groups,
+            )
             report = _add_text_check(metric.report(), embeddings)
             report = _name_speakers(report, embeddings.speaker_names)
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
-    # Without originals, a note says that OO and OP have no trials.
-    notes += [
-        text
-        for text in warned
-        if embeddings.original is not None or not text.startswith("There are no trials")
-    ]
-    notes += _note_wrong_sign(
-        name, report.conditions, "an attacker who turns the sign undoes the protection"
-    )
-    groups, names = {}, embeddings.speaker_names
-    for label, group_report in report.groups.items():
-        number = int(label)
-        members = speakers if embeddings.groups is None else speakers[embeddings.groups == number]
-        group, member_names = (
-            embeddings.group_names[number],
-            tuple(names[at] for at in members.unique().tolist()),
-        )
-        groups[group] = EvaluatedSystem(group, group_report, member_names, utterances=len(members))
+    for text in warned:
+        # Without originals, a note says that OO and OP have no trials.
+        if embeddings.original is not None or not text.startswith("There are no trials"):
+            notes.append(text)
+    advice = "an attacker who turns the sign undoes the protection"
+    notes += _note_wrong_sign(name, report.conditions, advice)
     return EvaluatedSystem(
         name,
         report,
-        tuple(names[at] for at in speakers.unique().tolist()),
+        _list_speaker_names(embeddings.speakers, embeddings.speaker_names),
         tuple(notes),
-        groups=groups,
+        groups=_name_groups(report, embeddings),
         weights=weights or {},
-        utterances=len(speakers),
+        utterances=len(embeddings.speakers),
         no_attacks="" if report.attacks else NOT_REQUESTED,
     )
+
+
+def _note_zero_rows(name: str, embeddings: Embeddings) -> list[str]:
+    """Return a note on each side with rows of zeros, which look perfectly private."""
+    notes: list[str] = []
+    for side, vectors in (("original", embeddings.original), ("protected", embeddings.protected)):
+        if vectors is None:
+            continue
+        num_zeros = int((vectors == 0).all(dim=1).sum())
+        if num_zeros:
+            rows = f"{num_zeros:,} of {len(vectors):,} rows of the {side} embeddings"
+            notes.append(f"{name}: {rows} are all zero; no voice is in them")
+    return notes
+
+
+def _list_speaker_names(speakers: Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(names[label] for label in speakers.unique().tolist())
+
+
+def _name_groups(report: PrivacyReport, embeddings: Embeddings) -> dict[str, EvaluatedSystem]:
+    """Return the report of each group as that of a system, by the name of the group."""
+    groups: dict[str, EvaluatedSystem] = {}
+    for label, group_report in report.groups.items():
+        number = int(label)
+        speakers = embeddings.speakers
+        if embeddings.groups is not None:
+            speakers = speakers[embeddings.groups == number]
+        group_name = embeddings.group_names[number]
+        speaker_names = _list_speaker_names(speakers, embeddings.speaker_names)
+        groups[group_name] = EvaluatedSystem(
+            group_name, group_report, speaker_names, utterances=len(speakers)
+        )
+    return groups
 
 
 def _add_text_check(report: PrivacyReport, embeddings: Embeddings) -> PrivacyReport:
@@ -132,21 +149,26 @@ def add_attributes(
         raise InputError(
             "Expected original embeddings with --attributes: attributes are learnt from them."
         )
-    labels = {
-        name: embeddings.look_up_labels(label_of, path)
-        for name, label_of in read_attributes(path).items()
-    }
-    notes, metric = list(system.notes), AttributeDisclosure(list(labels), intervals=confidence)
+    labels: dict[str, list[str]] = {}
+    for attribute, label_of in read_attributes(path).items():
+        labels[attribute] = embeddings.look_up_labels(label_of, path)
+    notes = list(system.notes)
+    metric = AttributeDisclosure(list(labels), intervals=confidence)
     with collect_notes(notes):
         original = embeddings.of_first_encoder(embeddings.original)
         protected = embeddings.of_first_encoder(embeddings.protected)
         metric.update(original, protected, embeddings.speakers, labels)
         values = metric.compute()
-    keys = {key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")}
-    keys |= {"disclosure_low": "low", "disclosure_high": "high"} if confidence else {}
-    attributes = {
-        name: {key: float(values[f"{name}_{end}"]) for key, end in keys.items()} for name in labels
+    suffix_of_key = {
+        key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")
     }
+    if confidence:
+        suffix_of_key |= {"disclosure_low": "low", "disclosure_high": "high"}
+    attributes: dict[str, dict[str, float]] = {}
+    for attribute in labels:
+        attributes[attribute] = {
+            key: float(values[f"{attribute}_{suffix}"]) for key, suffix in suffix_of_key.items()
+        }
     return replace(system, notes=tuple(notes), attributes=attributes)
 
 
@@ -154,10 +176,17 @@ def list_encoders(system: EvaluatedSystem) -> list[EvaluatedSystem]:
     """Return a system, followed by its result with each encoder alone, where there are several."""
     systems = [system]
     for encoder, report in system.report.encoders.items():
-        alone = replace(
-            system, name=f"{system.name}, {encoder}", report=report, part_of=system.name
+        systems.append(
+            replace(
+                system,
+                name=f"{system.name}, {encoder}",
+                report=report,
+                part_of=system.name,
+                notes=(),
+                groups={},
+                attributes={},
+            )
         )
-        systems.append(replace(alone, notes=(), groups={}, attributes={}))
     return systems
 
 
@@ -175,85 +204,96 @@ def evaluate_trials(
     matrices, which are left out without ``similarity``, and for intervals, which are left out
     without ``confidence``.
     """
-    notes = [note for trials in conditions.values() for note in trials.notes]
+    notes: list[str] = []
     known_speakers = dict(speaker_of or {})
     for trials in conditions.values():
-        known_speakers.update(trials.speaker_of)
+        notes += trials.notes
+        known_speakers |= trials.speaker_of
     speakers = find_speakers(known_speakers, list(conditions.values()))
-    notes += [speakers.note] if confidence and speakers.note else []
+    if confidence and speakers.note:
+        notes.append(speakers.note)
     with collect_notes(notes):
-        scored = {}
-        for number, (condition, trials) in enumerate(conditions.items()):
-            trial_speakers = (
-                torch.from_numpy(speakers.of_trials[number]) if speakers.of_trials else None
-            )
-            is_same_side = (
-                bool(condition)
-                and CONDITIONS[condition].is_same_side
-                and trial_speakers is not None
-            )
-            has_unordered_pairs = is_same_side and _has_unordered_pairs(trials)
-            scored[condition] = ScoredTrials(
-                *_make_tensors(trials), trial_speakers, has_unordered_pairs
-            )
-        fit_trials = None if fit is None else ScoredTrials(*_make_tensors(fit))
+        scored: dict[str, ScoredTrials] = {}
+        for index, (condition, trials) in enumerate(conditions.items()):
+            trial_speakers = None
+            if speakers.of_trials:
+                trial_speakers = torch.from_numpy(speakers.of_trials[index])
+            scored[condition] = _as_scored_trials(trials, condition, trial_speakers)
+        fit_trials = None if fit is None else _as_scored_trials(fit)
         similarity = similarity if speakers.is_listed else None
         confidence = confidence if speakers.of_trials else None
         report = report_trials(scored, fit_trials, len(speakers.names), similarity, confidence)
-    notes += _note_wrong_sign(
-        name, report.conditions, "scores seem to fall with likeness: negate them?"
-    )
-    frames = [trials.frame for trials in conditions.values()]
-    # Without names, there are as many as trials.
-    is_named = all("trial" in frame.columns for frame in frames)
-    sides = [frame[side] for frame in frames for side in ("enrol", "trial") if is_named]
-    count = pl.concat(sides).n_unique() if is_named else max(map(len, frames))
+    advice = "scores seem to fall with likeness: negate them?"
+    notes += _note_wrong_sign(name, report.conditions, advice)
     return EvaluatedSystem(
-        name, report, speakers.names, tuple(notes), utterances=count, no_attacks=_SCORES_ALONE
+        name,
+        report,
+        speakers.names,
+        tuple(notes),
+        utterances=_count_utterances([trials.frame for trials in conditions.values()]),
+        no_attacks=_SCORES_ALONE,
     )
+
+
+def _as_scored_trials(
+    trials: Trials, condition: str = "", trial_speakers: Tensor | None = None
+) -> ScoredTrials:
+    """Return trials as tensors; ``trial_speakers``: those of both sides ``(2, P)``, if known."""
+    is_same_side = bool(condition) and CONDITIONS[condition].is_same_side
+    has_unordered_pairs = False
+    if is_same_side and trial_speakers is not None:
+        has_unordered_pairs = _has_unordered_pairs(trials)
+    return ScoredTrials(
+        torch.tensor(trials.frame["score"].to_numpy()),
+        torch.tensor(trials.frame["is_target"].to_numpy()),
+        trial_speakers,
+        has_unordered_pairs,
+    )
+
+
+def _count_utterances(frames: Sequence[pl.DataFrame]) -> int:
+    """Return how many names all trials have; without names, as many as trials."""
+    if not all("trial" in frame.columns for frame in frames):
+        return max(len(frame) for frame in frames)
+    columns: list[pl.Series] = []
+    for frame in frames:
+        columns += [frame["enrol"], frame["trial"]]
+    return pl.concat(columns).n_unique()
 
 
 def evaluate_listed_trials(
     name: str, listed: ListedTrials, weights: Mapping[str, float], confidence: float | None
 ) -> EvaluatedSystem:
-    """Evaluate a system by listed trials: all or the pooled groups, and each group by itself, to
-    average by weights.
+    """Evaluate a system by listed trials, pooled or all, and each group by itself.
+
+    ``weights``: those of groups in averages.
     """
     evaluate = partial(evaluate_trials, speaker_of=listed.speaker_of, confidence=confidence)
-    system = evaluate(
-        name, listed.select_groups(listed.pooled_groups) if listed.pooled_groups else listed.trials
-    )
-    groups = {
-        group: evaluate(f"{name}, {group}", listed.select_groups([group]))
-        for group in listed.groups
-    }
-    notes = [
-        *listed.notes,
-        *system.notes,
-        *(note for group in groups.values() for note in group.notes),
-    ]
-    return replace(system, notes=tuple(dict.fromkeys(notes)), groups=groups, weights=weights)
-
-
-def _make_tensors(trials: Trials) -> tuple[Tensor, Tensor]:
-    return torch.tensor(trials.frame["score"].to_numpy()), torch.tensor(
-        trials.frame["is_target"].to_numpy()
-    )
+    trials = listed.trials
+    if listed.pooled_groups:
+        trials = listed.select_groups(listed.pooled_groups)
+    system = evaluate(name, trials)
+    notes = [*listed.notes, *system.notes]
+    groups: dict[str, EvaluatedSystem] = {}
+    for group in listed.groups:
+        groups[group] = evaluate(f"{name}, {group}", listed.select_groups([group]))
+        notes += groups[group].notes
+    unique_notes = tuple(dict.fromkeys(notes))
+    return replace(system, notes=unique_notes, groups=groups, weights=weights)
 
 
 def _has_unordered_pairs(trials: Trials) -> bool:
-    """Return whether both sides share names (models and utterances do not), and each sampled pair
-    has one order.
+    """Return whether both sides share names, and each sampled pair is there in one order only.
+
+    Models and utterances share no names.
     """
     pairs = trials.frame.select("enrol", "trial")
-    sample = pairs.gather_every(1 + len(pairs) // _SAMPLE_SIZE).filter(
-        pl.col("enrol") != pl.col("trial")
-    )
     if pairs.join(pairs, left_on="trial", right_on="enrol", how="semi").is_empty():
         return False
-    return pairs.join(
-        sample.select(enrol="trial", trial="enrol"), on=["enrol", "trial"], how="semi"
-    ).is_empty()
+    stride = 1 + len(pairs) // _SAMPLE_SIZE
+    sample = pairs.gather_every(stride).filter(pl.col("enrol") != pl.col("trial"))
+    turned_sample = sample.select(enrol="trial", trial="enrol")
+    return pairs.join(turned_sample, on=["enrol", "trial"], how="semi").is_empty()
 
 
 class TrialSpeakers(NamedTuple):
@@ -270,114 +310,128 @@ class TrialSpeakers(NamedTuple):
 
 
 def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> TrialSpeakers:
-    """Return the speakers of trials, from a list where it names all of them, else from target
-    trials.
-    """
+    """Return the speakers of trials, from a list if it names all of them, else from targets."""
     frames = [trials.frame for trials in sets]
     if not all("trial" in frame.columns for frame in frames):
         return TrialSpeakers(note="No intervals: the scores do not name what they compare.")
     names, sides = index_names(frames)
     speaker_by_name = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
-    is_listed, note = all(name in speaker_by_name for name in names), ""
+    is_listed = all(name in speaker_by_name for name in names)
     if is_listed:
         speaker_names = [speaker_by_name[name] for name in names]
+        note = ""
     else:
-        targets = [frame["is_target"].to_numpy() for frame in frames]
-        first = _cluster_by_target_trials(len(names), sides, targets)
-        if (first < 0).any():
-            why = (
-                f"{int((first < 0).sum()):,} names are in no target trial, as"
-                f" {quote(names[int(first.argmin())])}"
-            )
-            return TrialSpeakers(
-                note=f"No intervals: who speaks is not known, for {why}; --utt2spk would tell."
-            )
-        for (enrol, trial), is_target in zip(sides, targets, strict=True):
-            wrong = ~is_target & (first[enrol] == first[trial])
-            if wrong.any():
-                pair = " and ".join(
-                    quote(names[side[int(wrong.argmax())]]) for side in (enrol, trial)
-                )
-                return TrialSpeakers(
-                    note=(
-                        f"No intervals: {pair} are of one speaker by target trials, and of two by"
-                        " another."
-                    )
-                )
-        speaker_names = [names[at] for at in first]
+        is_target = [frame["is_target"].to_numpy() for frame in frames]
+        first_name = _cluster_by_target_trials(len(names), sides, is_target)
+        problem = _explain_unknown_speakers(names, sides, is_target, first_name)
+        if problem:
+            return TrialSpeakers(note=f"No intervals: {problem}")
+        speaker_names = [names[index] for index in first_name]
         note = (
             "intervals take names that target trials join for one speaker:"
             f" {len(set(speaker_names)):,} speakers"
         )
-    speakers, speaker_index = np.unique(np.array(speaker_names), return_inverse=True)
-    of_trials = tuple(
-        np.stack([speaker_index[enrol], speaker_index[trial]]) for enrol, trial in sides
-    )
-    return TrialSpeakers(of_trials, tuple(map(printable, speakers.tolist())), is_listed, note)
+    speakers, speaker_of_name = np.unique(np.array(speaker_names), return_inverse=True)
+    of_trials: list[Array] = []
+    for enrol, trial in sides:
+        of_trials.append(np.stack([speaker_of_name[enrol], speaker_of_name[trial]]))
+    printable_names = tuple(printable(speaker) for speaker in speakers.tolist())
+    return TrialSpeakers(tuple(of_trials), printable_names, is_listed, note)
+
+
+def _explain_unknown_speakers(
+    names: Sequence[str],
+    sides: Sequence[tuple[Array, Array]],
+    is_target_of_set: Sequence[Array],
+    first_name: Array,
+) -> str:
+    """Return why target trials do not tell the speakers; empty if they do."""
+    is_alone = first_name < 0
+    if is_alone.any():
+        name = quote(names[int(first_name.argmin())])
+        return (
+            f"who speaks is not known, for {int(is_alone.sum()):,} names are in no target trial, as"
+            f" {name}; --utt2spk would tell."
+        )
+    for (enrol, trial), is_target in zip(sides, is_target_of_set, strict=True):
+        is_wrong = ~is_target & (first_name[enrol] == first_name[trial])
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            pair = f"{quote(names[enrol[row]])} and {quote(names[trial[row]])}"
+            return f"{pair} are of one speaker by target trials, and of two by another."
+    return ""
 
 
 def _cluster_by_target_trials(
-    num_names: int, sides: Sequence[tuple[Array, Array]], targets: Sequence[Array]
+    num_names: int, sides: Sequence[tuple[Array, Array]], is_target_of_set: Sequence[Array]
 ) -> Array:
-    """Return for each name the first name that target trials connect it with; -1 for a name in no
-    target trial.
+    """Return for each name the first name that target trials connect it with, ``(N,)``.
+
+    It is -1 for a name in no target trial.
     """
-    joined = [
-        (enrol[is_target], trial[is_target])
-        for (enrol, trial), is_target in zip(sides, targets, strict=True)
-    ]
-    enrols, trials = (np.concatenate(side) for side in zip(*joined, strict=True))
-    first, before = np.arange(num_names), np.empty(0, dtype=np.int64)
+    target_enrols: list[Array] = []
+    target_trials: list[Array] = []
+    for (enrol, trial), is_target in zip(sides, is_target_of_set, strict=True):
+        target_enrols.append(enrol[is_target])
+        target_trials.append(trial[is_target])
+    enrols = np.concatenate(target_enrols)
+    trials = np.concatenate(target_trials)
+    first_name = np.arange(num_names)
+    former = np.empty(0, dtype=np.int64)
     # connected components: the least index spreads along the pairs
-    while not np.array_equal(first, before):
-        before = first.copy()
+    while not np.array_equal(first_name, former):
+        former = first_name.copy()
+        least = np.minimum(former[enrols], former[trials])
         for side in (enrols, trials):
-            np.minimum.at(first, before[side], np.minimum(before[enrols], before[trials]))
-        first = first[first]
-    return np.where(np.isin(np.arange(num_names), [enrols, trials]), first, -1)
+            np.minimum.at(first_name, former[side], least)
+        first_name = first_name[first_name]
+    is_in_target_trial = np.isin(np.arange(num_names), [enrols, trials])
+    return np.where(is_in_target_trial, first_name, -1)
 
 
 def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
-    """Raise if no measure of privacy is defined in any system: dashes must not pass for a
-    result.
-    """
-    first = systems[0]
+    """Raise if no measure of privacy is defined in any system: dashes are no result."""
     for system in systems:
-        names = [
-            "deid",
-            "gvd",
-            *(scalar_key(condition, "d_ece") for condition in system.report.conditions),
-        ]
-        if not all(math.isnan(system.get_or_nan(name)) for name in names):
+        keys = ["deid", "gvd"]
+        keys += [scalar_key(condition, "d_ece") for condition in system.report.conditions]
+        if not all(math.isnan(system.get_or_nan(key)) for key in keys):
             return
-    missing = (
-        explain_missing_trials(len(first.speakers), first.utterances) if first.utterances else None
-    )
-    counts = map(
-        max, zip(*(report.num_trials for report in first.report.conditions.values()), strict=True)
-    )
-    lacking = [
-        kind for kind, count in zip(("target", "non-target"), counts, strict=True) if not count
-    ]
-    trials = f"There are no {' and no '.join(lacking)} trials." if lacking else ""
-    reason = missing or trials or "; ".join(first.notes) or "All are NaN."
-    raise InputError(f"No measure of privacy is defined. {reason}", first.name or None)
+    reason = _explain_undefined(systems[0])
+    raise InputError(f"No measure of privacy is defined. {reason}", systems[0].name or None)
+
+
+def _explain_undefined(system: EvaluatedSystem) -> str:
+    """Return why a system has no measure: too few utterances, missing trials, or its notes."""
+    missing = None
+    if system.utterances:
+        missing = explain_missing_trials(len(system.speakers), system.utterances)
+    if missing:
+        return missing
+    counts = [report.num_trials for report in system.report.conditions.values()]
+    lacking: list[str] = []
+    if not any(num_targets for num_targets, _ in counts):
+        lacking.append("target")
+    if not any(num_nontargets for _, num_nontargets in counts):
+        lacking.append("non-target")
+    if lacking:
+        return f"There are no {' and no '.join(lacking)} trials."
+    return "; ".join(system.notes) or "All are NaN."
 
 
 def _note_wrong_sign(
     name: str, conditions: Mapping[str, ConditionReport], advice: str
 ) -> list[str]:
-    """Note conditions whose scores disclose more with the sign reversed, as an attacker would
-    do.
-    """
-    notes = []
+    """Note conditions whose scores disclose more with the sign turned, as attackers would do."""
+    notes: list[str] = []
     for condition, report in conditions.items():
-        straight, turned = (float(report.scalars[key]) for key in ("d_ece", "d_ece_reversed"))
+        disclosure = float(report.scalars["d_ece"])
+        turned_disclosure = float(report.scalars["d_ece_reversed"])
         # Few trials disclose a little in either direction by chance.
-        if turned > 2 * straight + 0.01 + 2 / max(min(report.num_trials), 1):
+        chance = 2 / max(min(report.num_trials), 1)
+        if turned_disclosure > 2 * disclosure + 0.01 + chance:
             where = f"{name}, {condition}" if condition else name
             notes.append(
-                f"{where}: D_ECE is {straight:.3f} bit, but {turned:.3f} with the sign turned;"
-                f" {advice}"
+                f"{where}: D_ECE is {disclosure:.3f} bit, but {turned_disclosure:.3f} with the sign"
+                f" turned; {advice}"
             )
     return notes
