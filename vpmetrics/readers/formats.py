@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -34,11 +34,18 @@ from vpmetrics._util.inputs import (
 )
 from vpmetrics.readers.trial_files import read_map, read_parquet
 
-_UTTERANCE_KEYS = [
-    f"{name}{end}"
-    for name in ("utterance", "utt", "utterance_id", "utt_id", "id")
-    for end in ("s", "")
-]
+_UTTERANCE_KEYS = (
+    "utterances",
+    "utterance",
+    "utts",
+    "utt",
+    "utterance_ids",
+    "utterance_id",
+    "utt_ids",
+    "utt_id",
+    "ids",
+    "id",
+)
 VECTOR_FILE = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
 _NUMBERED_COLUMN = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
 _KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
@@ -62,9 +69,7 @@ class StoredArray:
 
 
 class Arrays(NamedTuple):
-    """The arrays of a file by name, under no name where it holds a single one, and the names of
-    their rows.
-    """
+    """The arrays of a file by name, a single one under no name, and the names of their rows."""
 
     by_name: dict[str, Array | StoredArray]
     utterances: list[str] | None = None
@@ -82,7 +87,8 @@ def read_arrays(path: str, file_format: str | None = None) -> Arrays:
     """
     file_format = file_format or format_suffix(path)
     if Path(path).is_dir():
-        arrays, file_format = _read_folder_of_vectors(Path(path)), "folder"
+        file_format = "folder"
+        arrays = _read_folder_of_vectors(Path(path))
     elif file_format not in READERS:
         raise InputError(
             f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's",
@@ -90,12 +96,12 @@ def read_arrays(path: str, file_format: str | None = None) -> Arrays:
         )
     else:
         arrays = _read_file(path, file_format)
-    shapes = [
-        f"{name} {' x '.join(map(str, values.shape))}".strip()
-        for name, values in arrays.by_name.items()
-    ]
+    descriptions: list[str] = []
+    for name, values in arrays.by_name.items():
+        shape = " x ".join(str(length) for length in values.shape)
+        descriptions.append(f"{name} {shape}".strip())
     named = "" if arrays.utterances is None else ", named rows"
-    record_file(path, f"{file_format}: {', '.join(shapes[:8])}{named}")
+    record_file(path, f"{file_format}: {', '.join(descriptions[:8])}{named}")
     return arrays
 
 
@@ -113,32 +119,30 @@ def _read_file(path: str, file_format: str) -> Arrays:
 
 
 def _read_folder_of_vectors(folder: Path) -> Arrays:
-    """Read the vectors of a challenge's folder, or one ``.npy`` or ``.pt`` file per utterance,
-    named by its stem.
-    """
+    """Read the vectors of a challenge's folder, or one file per utterance, named by its stem."""
     if (folder / VECTOR_FILE).is_file():
         return read_arrays(str(folder / VECTOR_FILE))
-    vectors, files = (
-        [],
-        sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth")),
-    )
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
     if not files:
         expected = "recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file per utterance"
         raise InputError(f"expected {expected}, but got neither", folder)
     has_unique_stems = len({path.stem for path in files}) == len(files)
+    vectors: list[NamedVector] = []
     for path in files:
         arrays = _read_file(str(path), path.suffix[1:])
         if set(arrays.by_name) != {""}:
             raise InputError("expected one vector, but got several arrays", path)
-        name = (
-            path.stem if has_unique_stems else path.relative_to(folder).with_suffix("").as_posix()
-        )
+        name = path.stem
+        if not has_unique_stems:
+            name = path.relative_to(folder).with_suffix("").as_posix()
         vectors.append((name, arrays.load("").squeeze(), str(path)))
     return _stack_vectors(vectors, str(folder))
 
 
 def _stack_vectors(vectors: Iterable[NamedVector], path: str) -> Arrays:
-    names, rows = [], list[Array]()
+    """Return vectors of one length as the rows of one array; raise for any other."""
+    names: list[str] = []
+    rows: list[Array] = []
     for name, vector, where in vectors:
         names.append(name)
         rows.append(vector)
@@ -153,9 +157,7 @@ def _stack_vectors(vectors: Iterable[NamedVector], path: str) -> Arrays:
 
 
 def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
-    """Return the arrays of a file by name; vectors named by utterance become the rows of one
-    array.
-    """
+    """Return the arrays of a file by name; vectors named by utterance become rows of one array."""
     arrays: dict[str, Array | StoredArray] = {}
     vectors: list[NamedVector] = []
     for name, values in content.items():
@@ -172,8 +174,9 @@ def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
 
 
 def _are_named_vectors(arrays: Mapping[str, Any]) -> bool:
-    """Return whether all arrays are vectors of numbers, ``(D,)`` or ``(1, D)``, each with the name
-    of an utterance.
+    """Return whether all arrays are vectors of numbers with the name of an utterance.
+
+    Their shape is ``(D,)`` or ``(1, D)``.
     """
     if not arrays or "" in arrays:
         return False
@@ -196,38 +199,44 @@ def _find_utterance_key(arrays: Mapping[str, Any]) -> str | None:
 
 
 def _as_array(values: Any, where: str) -> Array | None:
-    """Convert what a library has read to an array; return None for anything else, such as a
-    text.
-    """
-    if (
-        isinstance(values, (list, tuple))
-        and len(values)
-        and all(isinstance(value, Tensor) for value in values)
-    ):
-        if any(value.shape != values[0].shape for value in values):
-            kind = type(values).__name__
-            raise InputError(
-                f"holds a {kind} of tensors of several shapes; save a dictionary of tensors", where
-            )
-        values = torch.stack(tuple(values))
+    """Convert what a library has read to an array; return None for anything else, as a text."""
+    if isinstance(values, (list, tuple)):
+        if not values:
+            return None
+        if not all(isinstance(value, Tensor) for value in values):
+            return np.asarray(values)
+        values = _stack_tensors(values, where)
     if isinstance(values, Tensor):
-        if values.is_quantized or values.layout != torch.strided:
-            got = "a quantised tensor" if values.is_quantized else "a sparse tensor"
-            remedy = "dequantize()" if values.is_quantized else "to_dense()"
-            raise InputError(
-                f"expected a dense tensor of numbers, but got {got}; save its .{remedy}", where
-            )
-        # a view may repeat one number
-        check_unpacked_size(values.numel() * values.element_size(), where)
-        values = values.detach().cpu()
-        # NumPy has neither bfloat16 nor floats of 8 bits.
-        is_known = (
-            values.dtype in (torch.float16, torch.float32, torch.float64)
-            or not values.is_floating_point()
+        return _as_array_of_tensor(values, where)
+    return np.asarray(values) if isinstance(values, np.ndarray) else None
+
+
+def _stack_tensors(tensors: Sequence[Tensor], where: str) -> Tensor:
+    """Return tensors of one shape as one; raise for several shapes."""
+    if any(tensor.shape != tensors[0].shape for tensor in tensors):
+        container = type(tensors).__name__
+        raise InputError(
+            f"holds a {container} of tensors of several shapes; save a dictionary of tensors", where
         )
-        return np.asarray((values if is_known else values.float()).numpy())
-    is_list = isinstance(values, (list, tuple)) and len(values)
-    return np.asarray(values) if is_list or isinstance(values, np.ndarray) else None
+    return torch.stack(tuple(tensors))
+
+
+def _as_array_of_tensor(tensor: Tensor, where: str) -> Array:
+    """Convert a dense tensor to an array; raise for any other."""
+    if tensor.is_quantized:
+        got = "a quantised tensor; save its .dequantize()"
+        raise InputError(f"expected a dense tensor of numbers, but got {got}", where)
+    if tensor.layout != torch.strided:
+        got = "a sparse tensor; save its .to_dense()"
+        raise InputError(f"expected a dense tensor of numbers, but got {got}", where)
+    # a view may repeat one number
+    check_unpacked_size(tensor.numel() * tensor.element_size(), where)
+    tensor = tensor.detach().cpu()
+    # NumPy has neither bfloat16 nor floats of 8 bits.
+    numpy_types = (torch.float16, torch.float32, torch.float64)
+    if tensor.is_floating_point() and tensor.dtype not in numpy_types:
+        tensor = tensor.float()
+    return np.asarray(tensor.numpy())
 
 
 def _read_npy(file: BinaryIO, path: str) -> Arrays:
@@ -262,10 +271,10 @@ def _size_of(file: BinaryIO) -> int:
 def check_array_header(
     file: IO[bytes], size: int, where: str
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order of Fortran or not, and type of an array of NumPy; the file is left where
-    its numbers begin.
+    """Return shape, order of Fortran or not, and type of an array of NumPy.
 
-    Raise for one with objects, or with more numbers than ``size``, its length in bytes, allows.
+    The file is left where its numbers begin. Raise for an array with objects, or with more numbers
+    than ``size``, its length in bytes, allows.
     """
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
@@ -290,33 +299,39 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
     except UnpicklingError:  # PyTorch's own message advises to load the file without protection
         got = "other objects than tensors, numbers and texts"
         raise InputError(f"holds {got}; save tensors, or use .npz", path) from None
-    if isinstance(content, tuple) or (
-        isinstance(content, list) and not all(isinstance(v, Tensor) for v in content)
-    ):
+    is_list_of_tensors = isinstance(content, list) and all(
+        isinstance(value, Tensor) for value in content
+    )
+    if isinstance(content, (list, tuple)) and not is_list_of_tensors:
         got = f"a {type(content).__name__} of {len(content)}"
         expected = (
             "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
         )
         raise InputError(f"expected {expected}, but got {got}", path)
-    arrays = _collect_arrays(content if isinstance(content, Mapping) else {"": content}, path)
-    index, speaker_list = (Path(path).with_name(name) for name in ("id2idx", "idx2spk"))
-    is_matrix = (
-        set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
-    )
-    if not is_matrix or not index.is_file():
-        return arrays
-    # The rows of a challenge's file have any order: two lists in the same folder hold their names
-    # and speakers.
+    if not isinstance(content, Mapping):
+        content = {"": content}
+    arrays = _collect_arrays(content, path)
+    is_one_array = set(arrays.by_name) == {""} and arrays.utterances is None
+    index = Path(path).with_name("id2idx")
+    if is_one_array and arrays.by_name[""].ndim == 2 and index.is_file():
+        return _name_challenge_rows(arrays, index)
+    return arrays
+
+
+def _name_challenge_rows(arrays: Arrays, index: Path) -> Arrays:
+    """Return a matrix of a challenge with the names of its rows, and their speakers if listed.
+
+    Rows have any order: two lists in the same folder, ``id2idx`` and ``idx2spk``, tell of them.
+    """
     row_of = read_map(index, "utterance row")
     rows = [str(row) for row in range(len(arrays.load("")))]
     if sorted(row_of.values()) != sorted(rows):
-        got = (
-            f"{len(row_of)} lines"
-            if len(row_of) != len(rows)
-            else "some rows twice and others not at all"
-        )
+        got = "some rows twice and others not at all"
+        if len(row_of) != len(rows):
+            got = f"{len(row_of)} lines"
         raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
     utterance_of = {row: utterance for utterance, row in row_of.items()}
+    speaker_list = index.with_name("idx2spk")
     speaker_of = read_map(speaker_list, "row speaker") if speaker_list.is_file() else {}
     if set(speaker_of) >= set(rows):
         arrays.by_name["speakers"] = np.array([speaker_of[row] for row in rows])
@@ -324,8 +339,9 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
 
 
 def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
-    """Return the sets of a file: all vectors where utterances name them, else sets to be read where
-    they are needed.
+    """Return all vectors of a file where utterances name them, else its sets.
+
+    Sets are read where they are needed.
     """
     import h5py
 
@@ -349,13 +365,12 @@ def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
         by_name: dict[str, Array | StoredArray] = {}
         for name, dataset in datasets.items():
             if dataset.shape is not None:  # of a set without a space for values
-                by_name[name] = StoredArray(
-                    dataset.shape, dataset.dtype, partial(_load_hdf5_dataset, path, name)
-                )
-        names_key = _find_utterance_key(by_name)
-        if names_key is None:
-            return Arrays(by_name)
-        return Arrays(by_name, _load_hdf5_dataset(path, names_key).astype(str).tolist())
+                load = partial(_load_hdf5_dataset, path, name)
+                by_name[name] = StoredArray(dataset.shape, dataset.dtype, load)
+    names_key = _find_utterance_key(by_name)
+    if names_key is None:
+        return Arrays(by_name)
+    return Arrays(by_name, _load_hdf5_dataset(path, names_key).astype(str).tolist())
 
 
 def _load_hdf5_dataset(path: str, name: str) -> Array:
@@ -378,55 +393,69 @@ def _load_hdf5_dataset(path: str, name: str) -> Array:
 
 def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
     frame = pl.read_csv(file.read(), separator=separator, infer_schema=False)
-    if number := next(
-        (name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None
-    ):
-        raise InputError(f"expected a first line of column names, but got {quote(number)}", path, 1)
-    for name in filter(_NUMBERED_COLUMN.fullmatch, frame.columns):
+    for name in frame.columns:
+        if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name):
+            got = quote(name)
+            raise InputError(f"expected a first line of column names, but got {got}", path, 1)
+    for name in frame.columns:
+        if not _NUMBERED_COLUMN.fullmatch(name):
+            continue
         numbers = frame[name].cast(pl.Float64, strict=False)
-        if numbers.is_null().any():
-            at = int(numbers.is_null().arg_max() or 0)
-            raise InputError(
-                f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2
-            )
+        is_missing = numbers.is_null()
+        if is_missing.any():
+            row = int(is_missing.arg_max() or 0)
+            got = quote(frame[name][row])
+            raise InputError(f"expected a number as {name}, but got {got}", path, row + 2)
         frame = frame.with_columns(numbers)
     return _collect_columns(frame, path)
 
 
 def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
-    """Return a table by name: columns of lists are matrices, and so are numbered columns, as
-    ``x0``, ``x1``.
+    """Return a table by name: columns of lists are matrices, and numbered columns are one, too.
+
+    Numbered columns are ``x0``, ``x1`` and so on.
     """
-    numbered: dict[str, list[str]] = {}
+    columns_of_matrix: dict[str, list[str]] = {}
     arrays: dict[str, Any] = {}
     for name, column in frame.to_dict().items():
-        match = _NUMBERED_COLUMN.fullmatch(name)
+        numbered = _NUMBERED_COLUMN.fullmatch(name)
         if isinstance(column.dtype, (pl.List, pl.Array)):
-            lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
-            lengths = lists.list.len()
-            if lengths.n_unique() > 1 or lengths.has_nulls():
-                got = sorted(set(lengths.to_list()), key=str)[:3]
-                raise InputError(
-                    f"expected lists of one length in column {quote(name)}, but got {got}", path
-                )
-            arrays[name] = np.asarray(lists.explode().to_numpy().reshape(len(lists), -1))
-        elif match and column.dtype.is_numeric():
-            numbered.setdefault(match[1], []).append(name)
+            arrays[name] = _stack_lists(column, name, path)
+        elif numbered and column.dtype.is_numeric():
+            columns_of_matrix.setdefault(numbered[1], []).append(name)
         else:
-            values = (column if column.dtype.is_numeric() else column.cast(pl.String)).to_list()
+            texts_or_numbers = column if column.dtype.is_numeric() else column.cast(pl.String)
             # Missing values stay None: a label that is needed is checked later.
-            arrays[name] = np.array(values, dtype=object if column.has_nulls() else None)
-    for name, columns in numbered.items():
-        arrays["" if len(numbered) == 1 else name] = frame.select(columns).to_numpy()
+            dtype = object if column.has_nulls() else None
+            arrays[name] = np.array(texts_or_numbers.to_list(), dtype=dtype)
+    for name, columns in columns_of_matrix.items():
+        key = "" if len(columns_of_matrix) == 1 else name
+        arrays[key] = frame.select(columns).to_numpy()
     if not arrays:
         raise InputError("expected columns of numbers, but got an empty table", path)
     return _collect_arrays(arrays, path)
 
 
+def _stack_lists(column: pl.Series, name: str, path: str) -> Array:
+    """Return a column of lists of one length as a matrix; raise for other lengths."""
+    lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
+    lengths = lists.list.len()
+    if lengths.n_unique() > 1 or lengths.has_nulls():
+        got = sorted(set(lengths.to_list()), key=str)[:3]
+        raise InputError(
+            f"expected lists of one length in column {quote(name)}, but got {got}", path
+        )
+    return np.asarray(lists.explode().to_numpy().reshape(len(lists), -1))
+
+
 def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
     is_binary = re.match(rb"[^\s\0]+ \0B", file.read(4096)) is not None
     file.seek(0)
-    for number in itertools.count(1) if is_binary else ():
+    return _read_binary_vectors(file, path) if is_binary else _read_text_vectors(file, path)
+
+
+def _read_binary_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
+    for number in itertools.count(1):
         try:
             name = (read_token(file) or "").strip()
         except UnicodeDecodeError:
@@ -437,25 +466,30 @@ def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
             return
         where = f"{path}: vector {number}, {shorten(name)}"
         yield name, _read_kaldi_vector(file, where), where
-    # Text is not read by kaldiio, which takes all numbers of a vector for integers where the first
-    # has no point.
+
+
+def _read_text_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
+    # kaldiio takes all numbers of a vector for integers where the first has no point.
     for number, line in enumerate(file, 1):
-        name, *fields = line.decode(errors="replace").replace("[", " ").replace(
-            "]", " "
-        ).split() or [""]
+        words = line.decode(errors="replace").replace("[", " ").replace("]", " ").split()
+        if not words:
+            continue
+        name = words[0]
+        fields = words[1:]
         values = pl.Series(fields, dtype=pl.String).cast(pl.Float64, strict=False)
-        if name and (not fields or values.has_nulls()):
+        if not fields or values.has_nulls():
             got = quote(fields[values.is_null().arg_max() or 0]) if fields else "no numbers"
             raise InputError(f"expected `utterance [ 0.1 ... ]`, but got {got}", path, number)
-        if name:
-            yield name, values.to_numpy().astype(np.float32), f"{path}:{number}"
+        yield name, values.to_numpy().astype(np.float32), f"{path}:{number}"
 
 
 def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
-    """Read what lines ``utterance archive:offset`` point to; archives may have moved together with
-    the list.
+    """Read what lines ``utterance archive:offset`` point to.
+
+    Archives may have moved together with the list.
     """
-    current_path, archive = None, file
+    current_path = None
+    archive = file
     with ExitStack() as stack:
         for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
             name, _, place = line.strip().partition(" ")
@@ -466,24 +500,31 @@ def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
                 raise InputError(
                     f"expected `utterance archive:offset`, but got {got}", path, number
                 )
-            archive_path, _, offset = (
-                place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
-            )
+            archive_path, offset = _split_offset(place)
             if archive_path != current_path:
-                folder = Path(path).parent
-                candidates = (
-                    Path(archive_path),
-                    folder / archive_path,
-                    folder / Path(archive_path).name,
-                )
-                found = next(filter(Path.is_file, candidates), None)
-                if found is None:
-                    raise InputError(f"no such archive: {shorten(archive_path)}", path, number)
                 stack.close()
-                archive, current_path = stack.enter_context(open_unpacked(found)), archive_path
-            archive.seek(int(offset))
+                archive = stack.enter_context(_open_archive(archive_path, path, number))
+                current_path = archive_path
+            archive.seek(offset)
             where = f"{path}:{number}: {archive_path}:{offset}"
             yield name, _read_kaldi_vector(archive, where), where
+
+
+def _split_offset(place: str) -> tuple[str, int]:
+    """Return the archive and the offset of ``archive:offset``; 0 where none is given."""
+    if not re.search(r":\d+$", place):
+        return place, 0
+    archive_path, _, offset = place.strip().rpartition(":")
+    return archive_path, int(offset)
+
+
+def _open_archive(archive_path: str, list_path: str, line: int) -> BinaryIO:
+    """Open an archive where a list says it is, or in the folder of the list."""
+    folder = Path(list_path).parent
+    for candidate in (Path(archive_path), folder / archive_path, folder / Path(archive_path).name):
+        if candidate.is_file():
+            return open_unpacked(candidate)
+    raise InputError(f"no such archive: {shorten(archive_path)}", list_path, line)
 
 
 def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
