@@ -181,7 +181,9 @@ def test_systems_are_ranked_only_within_a_dataset():
 
 
 def test_risks_are_told_in_words():
-    assert [describe_share(share) for share in (0.85, 0.45, 0.11, 0.01, 0.0)] == [
+    assert [describe_share(share) for share in (1.0, 0.96, 0.85, 0.45, 0.11, 0.01, 0.0)] == [
+        "every try",
+        "96 in 100 tries",
         "8 in 10 tries",
         "1 in 2 tries",
         "1 in 9 tries",

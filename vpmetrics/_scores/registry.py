@@ -28,6 +28,7 @@ from vpmetrics._util.scalar import (
     TAG,
     Scalar,
     Unit,
+    closest_or_known_names,
 )
 from vpmetrics._utterances.conditions import WITHOUT_SESSIONS
 
@@ -662,7 +663,8 @@ def scalar(key: str) -> Scalar:
         )
         if entry is not None:
             return replace(entry, key=key, condition=condition)
-    raise KeyError(key)
+    hint = closest_or_known_names(key, scalar_keys(tuple(CONDITION_TITLES), has_attacks=True))
+    raise KeyError(f"Expected a key of VoicePrivacy, but got {key!r}. {hint}")
 
 
 def _find_entry_of_bare_key(bare_key: str, entry_by_key: Mapping[str, Scalar]) -> Scalar | None:

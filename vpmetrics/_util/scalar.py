@@ -136,7 +136,7 @@ def closest_or_known_names(name: str, names: Iterable[str]) -> str:
     Names with a similar last component come first, since a forgotten prefix is a small mistake;
     then those that contain it, as ``op_eer`` contains ``eer``.
     """
-    choices = sorted(names)
+    choices = sorted(set(names))
     if not choices:
         return "There is none."
     end = last_component(name)

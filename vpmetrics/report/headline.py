@@ -156,6 +156,7 @@ class Headline:
 # all risks together, of which each may err, are found by chance in less than one of 20.
 MOST_LUCK = 0.02
 _MOST_AS_ONE_IN_N = 0.55  # above it, 1 in N is too coarse
+_LEAST_AS_N_IN_100 = 0.95  # from it on, N in 10 would say ten of ten
 
 
 def show_bits(value: float) -> str:
@@ -202,6 +203,10 @@ def describe_utterances(number: int) -> str:
 
 def describe_share(share: float) -> str:
     """Return how often something happens as people say it: ``1 in 9 tries``, ``6 in 10 tries``."""
+    if share >= 1:
+        return "every try"
+    if share >= _LEAST_AS_N_IN_100:
+        return f"{round(100 * share)} in 100 tries"
     if share >= _MOST_AS_ONE_IN_N:
         return f"{round(10 * share)} in 10 tries"
     if share <= 0:
