@@ -82,7 +82,7 @@ def test_readme_code_runs_in_order_and_prints_what_is_shown(tmp_path, monkeypatc
 
 def test_readme_is_short_and_its_constants_are_those_of_the_library():
     text = text_of("README.md")
-    assert len(text.split()) <= 1700
+    assert len(text.split()) <= 1400
     assert f"{1 / (2 * math.log(2)):.2f} bit is\neverything" in text
     assert f"embeddings of {len(demo_voices().speakers.unique())} synthetic voices" in text
     for badge, floor in {
