@@ -224,6 +224,17 @@ def test_the_strongest_attack_is_drawn_beside_cosine(systems):
     assert [bar.get_width() for bar in attacks[0].patches] == pytest.approx([*tried, fused])
 
 
+def test_the_learning_curve_shows_its_points_limit_and_chance(systems):
+    (ax,) = draw("learning_curve", systems[:1]).axes
+    strongest = systems[0].report.conditions["OP"].strongest
+    curve = ax.lines[0]
+    assert list(curve.get_xdata()) == list(strongest.curve.num_speakers)
+    assert list(curve.get_ydata()) == pytest.approx([float(d) for d in strongest.curve.d_ece])
+    limit = lines_of(ax, "limit")[0].get_ydata()[0]
+    assert limit == pytest.approx(float(strongest.curve.limit))
+    assert any("chance" in label for label in legend_of(ax))
+
+
 @pytest.mark.filterwarnings("ignore:A slope of local information")
 def test_figures_repeat_no_warning_of_the_report():
     original, protected, speakers = people(number=2, each=20)

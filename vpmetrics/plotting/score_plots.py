@@ -28,6 +28,7 @@ from vpmetrics.plotting.axes import (
     finish_axes,
     label_with_values,
     next_style,
+    set_logarithmic_counts,
 )
 
 PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond them the prior alone decides
@@ -247,6 +248,38 @@ def draw_attacks(
     if math.isfinite(chance):
         ax.axvline(chance, **CHANCE)
     return _draw_bars(ax, bars, [*bars.values(), *fused], axis_label("d_ece"), title, COLOURS[1])
+
+
+def draw_learning_curve(
+    d_ece_by_speakers: Mapping[int, float],
+    limit: float,
+    chance: float,
+    ax: Axes | None,
+    label: str = "",
+) -> PlotResult:
+    """Draw D_ECE over the number of speakers that attacks are fitted on, its limit for very many
+    speakers as a dotted line, and the chance level.
+    """
+    ax = axes_or_new(ax)
+    if not ax.lines:
+        ax.set(xlabel="speakers that attacks are fitted on", ylabel=axis_label("d_ece_strongest"))
+        set_logarithmic_counts(ax, base=2)
+    numbers = sorted(d_ece_by_speakers)
+    values = [d_ece_by_speakers[number] for number in numbers]
+    options = next_style(ax).marker_options
+    name = as_label(label) if label else "fused attacker"
+    (line,) = ax.plot(numbers, values, **options, label=name)
+    if math.isfinite(limit):
+        ax.axhline(
+            limit,
+            color=line.get_color(),
+            linestyle=":",
+            label=f"{name}, very many speakers",
+            gid="limit",
+        )
+    draw_chance(ax, numbers, [chance] * len(numbers))
+    ax.set_ylim(bottom=0)
+    return finish_axes(ax)
 
 
 def draw_attribute_bits(

@@ -270,6 +270,24 @@ def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
     score_plots.draw_attacks(values, float(strongest.chance), ax, shown.title, interval)
 
 
+def _has_learning_curve(report: ConditionReport) -> bool:
+    """Return whether attacks were also fitted on fewer speakers."""
+    strongest = report.strongest
+    if strongest is None or strongest.curve is None:
+        return False
+    return len(strongest.curve.num_speakers) > 1
+
+
+def _draw_learning_curve(shown: ShownCondition, ax: Axes) -> None:
+    strongest = shown.report.strongest
+    curve = strongest.curve
+    d_ece = [float(value) for value in curve.d_ece]
+    d_ece_by_speakers = dict(zip(curve.num_speakers, d_ece, strict=True))
+    score_plots.draw_learning_curve(
+        d_ece_by_speakers, float(curve.limit), float(strongest.chance), ax, shown.label
+    )
+
+
 def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) -> None:
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=shown.steps.targets.device)
     values, counts = shown.report.scores.trials.values_and_counts()
@@ -432,6 +450,14 @@ FIGURES = (
         _panel_per_condition(
             _draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8)
         ),
+    ),
+    FigureKind(
+        "learning_curve",
+        "What more speakers would teach the attacker",
+        "Expected disclosure to the fused attacker, fitted on a quarter, half and all of the other"
+        " speakers, on the same trials. Where the curve still rises, an attacker who knows more"
+        " speakers learns more: dotted, the estimate for very many.",
+        _overlay_conditions(_draw_learning_curve, _has_learning_curve),
     ),
     FigureKind(
         "attributes",
