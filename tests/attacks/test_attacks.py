@@ -106,8 +106,8 @@ SQUARES = TEST_O**2 - (KNOWN_O**2).mean(0)
 CANONICAL = reference.canonical(KNOWN_O, KNOWN_P, 1e-2, 0.3)
 PRODUCTS, KNOWN_PRODUCTS = (reference.outer_products(rows, KNOWN_O) for rows in (TEST_O, KNOWN_O))
 GAUSSIAN = lambda x, y: np.exp(-((x - y) ** 2).sum() / (8 * KNOWN_P.var(0).sum()))  # noqa: E731
-# The rows that each attack compares by cosine. Directions without variance are left out smoothly, by
-# v / (v + e) with e = 1e-10 of the mean variance, which moves cosines by some 1e-9.
+# The rows that each attack compares by cosine. Directions without variance are left out smoothly,
+# by v / (v + e) with e = 1e-10 of the mean variance, which moves cosines by some 1e-9.
 FORMULAS = [
     (Plain(), None, lambda: [rows[90:].numpy() for rows in ROWS], 1e-9),
     (Centred(), None, lambda: (CO, CP), 1e-9),
