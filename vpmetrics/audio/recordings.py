@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from unicodedata import normalize
@@ -33,8 +33,9 @@ class RecordingsAndAssumptions(NamedTuple):
 
 
 class RecordingPairs(NamedTuple):
-    """Original and protected recordings, row by row, and in sentences to print, how pairs and
-    speakers were found.
+    """Original and protected recordings, row by row.
+
+    ``assumptions``: sentences to print on how pairs and speakers were found.
     """
 
     original: tuple[Recording, ...]
@@ -45,8 +46,7 @@ class RecordingPairs(NamedTuple):
 def list_recordings(
     source: str | Path, *, utt2spk: str | Path | None = None, speaker_pattern: str | None = None
 ) -> RecordingsAndAssumptions:
-    """List the recordings of a folder, a ``wav.scp`` or a manifest, with their speakers where these
-    can be told.
+    """List the recordings of a folder, a ``wav.scp`` or a manifest, with their speakers if known.
 
     Speakers are those of the manifest or of ``utt2spk``, else what ``speaker_pattern`` finds, else
     a folder of the path (``p225/p225_001.wav``), else the first part of the file name
@@ -83,12 +83,13 @@ def list_recordings(
         source = source / "wav.scp"
         notes.append(f"{printable(source)} was taken for the list of recordings.")
     items: Sequence[Recording] = _read_recordings(source)
-    duplicates = [row for row in _group_by_name(items, str).items() if len(row[1]) > 1]
-    if duplicates:
-        first = _describe_duplicates(*duplicates[0])
+    recordings_of_name = _group_by_name(items, str)
+    repeated = [name for name, recordings in recordings_of_name.items() if len(recordings) > 1]
+    if repeated:
+        duplicates = _describe_duplicates(repeated[0], recordings_of_name[repeated[0]])
         raise AudioError(
-            f"Expected utterances of different names in {printable(source)}, but {first}"
-            f" ({len(duplicates)} names occur twice). Remove one of each, or name them in a"
+            f"Expected utterances of different names in {printable(source)}, but {duplicates}"
+            f" ({len(repeated)} names occur twice). Remove one of each, or name them in a"
             " manifest (path,speaker,utterance)."
         )
     default_file = source.with_name("utt2spk")
@@ -99,7 +100,7 @@ def list_recordings(
     elif speaker_pattern is not None:
         items = _set_speakers(items, _compile_pattern(speaker_pattern))
         notes.append(_describe_speakers(f"Speakers are what {speaker_pattern!r} finds", items))
-    elif any(one.speaker is None for one in items):
+    elif any(recording.speaker is None for recording in items):
         items, assumptions = _guess_speakers(items)
         notes += assumptions
     return RecordingsAndAssumptions(tuple(items), tuple(notes))
@@ -114,8 +115,7 @@ def pair_recordings(
     speaker_pattern: str | None = None,
     partial: bool = False,
 ) -> RecordingPairs:
-    """Pair original recordings with their protected versions, by relative path or else by file
-    name.
+    """Pair original recordings with protected ones, by relative path or else by file name.
 
     Names of protected recordings may be longer by a suffix, such as ``_anon``, which is found.
 
@@ -148,79 +148,92 @@ def pair_recordings(
         raise AudioError(
             f"Expected two places, but `original` and `protected` are both {printable(original)}."
         )
-    left = list_recordings(original, utt2spk=utt2spk, speaker_pattern=speaker_pattern)
-    right = list_recordings(protected)
-    unknown = [one for one in left.items if one.speaker is None]
+    originals = list_recordings(original, utt2spk=utt2spk, speaker_pattern=speaker_pattern)
+    protected_ones = list_recordings(protected)
+    unknown = [recording for recording in originals.items if recording.speaker is None]
     if unknown:
         raise AudioError(
             f"Expected to tell who speaks in {printable(unknown[0].path)} ({len(unknown)} of"
-            f" {len(left.items)} recordings) by a folder per speaker or names such as 'p225_001'."
-            " Give `utt2spk`, a `speaker_pattern`, or a manifest (path,speaker)."
+            f" {len(originals.items)} recordings) by a folder per speaker or names such as"
+            " 'p225_001'. Give `utt2spk`, a `speaker_pattern`, or a manifest (path,speaker)."
         )
-    pairs = _pair_by_path_or_name(left.items, right.items, strip_suffix)
-    notes = list(pairs.assumptions)
-    paired = {one.path for one in (*pairs.original, *pairs.protected)}
-    for side, other, items, others in (
-        ("original", "protected", left.items, right.items),
-        ("protected", "original", right.items, left.items),
+    pairs = _pair_by_path_or_name(originals.items, protected_ones.items, strip_suffix)
+    notes = [*originals.assumptions, *pairs.assumptions]
+    for side, items, other_side, other_items in (
+        ("original", originals.items, "protected", protected_ones.items),
+        ("protected", protected_ones.items, "original", originals.items),
     ):
-        alone = [one for one in items if one.path not in paired]
-        if not alone:
+        without_partner = _find_unpaired(items, pairs)
+        if not without_partner:
             continue
         text = (
-            f"{len(alone)} of {len(items)} {side} recordings have no {other} one, first"
-            f" {printable(alone[0].path)}"
+            f"{len(without_partner)} of {len(items)} {side} recordings have no {other_side} one,"
+            f" first {printable(without_partner[0].path)}"
         )
         if not pairs.original:
-            text += f"; names on the other side are like {printable(others[0].utterance)!r}"
+            example = printable(other_items[0].utterance)
+            text += f"; names on the other side are like {example!r}"
             raise AudioError(f"{text}. `strip_suffix` or a manifest can pair them.")
         if not partial:
             raise AudioError(f"{text}. `partial=True` leaves them out.")
         notes.append(f"{text}; they are left out.")
-    protected_items = tuple(
-        Recording(
-            one.utterance, two.path, one.speaker, two.session or one.session, two.group or one.group
+    labelled = [
+        _copy_labels(original_recording, protected_recording)
+        for original_recording, protected_recording in zip(
+            pairs.original, pairs.protected, strict=True
         )
-        for one, two in zip(pairs.original, pairs.protected, strict=True)
+    ]
+    return RecordingPairs(pairs.original, tuple(labelled), tuple(notes))
+
+
+def _find_unpaired(items: Sequence[Recording], pairs: RecordingPairs) -> list[Recording]:
+    """Return the recordings that are in no pair."""
+    paired_paths = {recording.path for recording in (*pairs.original, *pairs.protected)}
+    return [recording for recording in items if recording.path not in paired_paths]
+
+
+def _copy_labels(original: Recording, protected: Recording) -> Recording:
+    """Return a protected recording with the name and speaker of its original.
+
+    It has the session and group of its own, or else those of its original.
+    """
+    return Recording(
+        original.utterance,
+        protected.path,
+        original.speaker,
+        protected.session or original.session,
+        protected.group or original.group,
     )
-    return RecordingPairs(pairs.original, protected_items, (*left.assumptions, *notes))
+
+
+def _file_name(utterance: str) -> str:
+    return PurePosixPath(utterance).name
 
 
 def _pair_by_path_or_name(
     original: Sequence[Recording], protected: Sequence[Recording], strip_suffix: str | None
 ) -> RecordingPairs:
-    """Return the pairs by path or by file name, with or without a suffix: the way that gives the
-    most pairs.
-    """
-    best, problem = RecordingPairs((), ()), ""
-    for way, key in (("relative path", str), ("file name", lambda name: PurePosixPath(name).name)):
-        originals = _group_by_name(original, key)
-        common_suffix = _common_suffix(originals, [key(two.utterance) for two in protected])
-        for suffix in dict.fromkeys(
-            ("", common_suffix) if strip_suffix is None else (strip_suffix,)
-        ):
-            matched = _group_by_name(protected, key, suffix)
-            shared = {
-                name: (originals[name], matched[name]) for name in originals if name in matched
-            }
-            ambiguous = [
-                (name, side) for name, sides in shared.items() for side in sides if len(side) > 1
-            ]
-            if ambiguous:
-                problem = problem or _describe_duplicates(*ambiguous[0])
+    """Return the pairs by path or by file name, with or without a suffix, whatever pairs most."""
+    best = RecordingPairs((), ())
+    problem = ""
+    keys: dict[str, Callable[[str], str]] = {"relative path": str, "file name": _file_name}
+    for way, key in keys.items():
+        originals_of_name = _group_by_name(original, key)
+        suffixes = [strip_suffix]
+        if strip_suffix is None:
+            protected_names = [key(recording.utterance) for recording in protected]
+            suffixes = ["", _common_suffix(originals_of_name, protected_names)]
+        for suffix in dict.fromkeys(suffixes):
+            protected_of_name = _group_by_name(protected, key, suffix or "")
+            shared = [name for name in originals_of_name if name in protected_of_name]
+            ambiguity = _find_ambiguity(shared, originals_of_name, protected_of_name)
+            if ambiguity:
+                problem = problem or ambiguity
             elif len(shared) > len(best.original):
-                left, right = (
-                    tuple(one for (one,) in side) for side in zip(*shared.values(), strict=True)
-                )
-                beyond = f" and {suffix!r}" if suffix else ""
-                first_pair = " and ".join(
-                    repr(printable(one.utterance)) for one in (left[0], right[0])
-                )
-                note = (
-                    f"Pairs are recordings of the same {way}{beyond}: {first_pair} ({len(left)}"
-                    " pairs)."
-                )
-                best = RecordingPairs(left, right, (note,))
+                paired_originals = tuple(originals_of_name[name][0] for name in shared)
+                paired_protected = tuple(protected_of_name[name][0] for name in shared)
+                note = _describe_pairs(paired_originals, paired_protected, way, suffix or "")
+                best = RecordingPairs(paired_originals, paired_protected, (note,))
     if not best.original and problem:
         raise AudioError(
             f"Expected one original and one protected recording of each file name, but {problem}."
@@ -230,45 +243,72 @@ def _pair_by_path_or_name(
     return best
 
 
+def _find_ambiguity(
+    names: Sequence[str],
+    originals_of_name: Mapping[str, Sequence[Recording]],
+    protected_of_name: Mapping[str, Sequence[Recording]],
+) -> str:
+    """Return a text on the first name of several recordings of a side; empty if there is none."""
+    for name in names:
+        for recordings in (originals_of_name[name], protected_of_name[name]):
+            if len(recordings) > 1:
+                return _describe_duplicates(name, recordings)
+    return ""
+
+
+def _describe_pairs(
+    originals: Sequence[Recording], protected: Sequence[Recording], way: str, suffix: str
+) -> str:
+    beyond = f" and {suffix!r}" if suffix else ""
+    original_name = printable(originals[0].utterance)
+    protected_name = printable(protected[0].utterance)
+    return (
+        f"Pairs are recordings of the same {way}{beyond}: {original_name!r} and {protected_name!r}"
+        f" ({len(originals)} pairs)."
+    )
+
+
 def _describe_duplicates(shared_name: str, recordings: Sequence[Recording]) -> str:
-    first, second = (printable(one.path) for one in recordings[:2])
-    return f"{first} and {second} are both {printable(shared_name)!r}"
+    paths = f"{printable(recordings[0].path)} and {printable(recordings[1].path)}"
+    return f"{paths} are both {printable(shared_name)!r}"
 
 
 def _group_by_name(
     items: Sequence[Recording], key: Callable[[str], str], suffix: str = ""
 ) -> dict[str, list[Recording]]:
-    groups: dict[str, list[Recording]] = defaultdict(list)
-    for one in items:
-        groups[key(one.utterance).removesuffix(suffix)].append(one)
-    return groups
+    recordings_of_name: dict[str, list[Recording]] = defaultdict(list)
+    for recording in items:
+        recordings_of_name[key(recording.utterance).removesuffix(suffix)].append(recording)
+    return recordings_of_name
 
 
 def _common_suffix(originals: Container[str], protected: Sequence[str]) -> str:
     """Return what most protected names have beyond the longest original name they begin with."""
-    suffixes = Counter(
-        next((name[size:] for size in range(len(name), 0, -1) if name[:size] in originals), "")
-        for name in protected
-    )
+    suffixes = Counter(_find_suffix(name, originals) for name in protected)
     suffix, count = suffixes.most_common(1)[0]
     return suffix if 2 * count > len(protected) else ""
 
 
+def _find_suffix(name: str, originals: Container[str]) -> str:
+    """Return what a name has beyond the longest original name it begins with; empty if none."""
+    for length in range(len(name), 0, -1):
+        if name[:length] in originals:
+            return name[length:]
+    return ""
+
+
 def _read_recordings(source: Path) -> list[Recording]:
+    """Return the recordings of a folder, ``wav.scp`` or manifest, ordered by utterance."""
+    suffix = source.suffix.lower()
     if source.is_dir():
-        items = [
-            Recording(path.relative_to(source).with_suffix("").as_posix(), path)
-            for path in source.rglob("*")
-            # A leading dot: macOS leaves such twins of every file on other file systems.
-            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-        ]
+        items = _find_recordings(source)
     elif not source.is_file():
         raise AudioError(
             f"Expected a folder, wav.scp or manifest, but there is none at {printable(source)}."
         )
-    elif source.suffix.lower() in (".csv", ".tsv"):
+    elif suffix in (".csv", ".tsv"):
         items = _read_manifest(source)
-    elif source.suffix.lower() == ".scp":
+    elif suffix == ".scp":
         items = _read_scp(source)
     else:
         raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
@@ -278,7 +318,20 @@ def _read_recordings(source: Path) -> list[Recording]:
             " none."
         )
     # Accents in one form: macOS takes them apart, other systems do not.
-    return sorted(one._replace(utterance=normalize("NFC", one.utterance)) for one in items)
+    composed = [
+        recording._replace(utterance=normalize("NFC", recording.utterance)) for recording in items
+    ]
+    return sorted(composed)
+
+
+def _find_recordings(folder: Path) -> list[Recording]:
+    """Return the recordings below a folder, called by their path in it without the ending."""
+    items: list[Recording] = []
+    for path in folder.rglob("*"):
+        # A leading dot: macOS leaves such twins of every file on other file systems.
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith("."):
+            items.append(Recording(path.relative_to(folder).with_suffix("").as_posix(), path))
+    return items
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -292,58 +345,71 @@ def _read_lines(path: Path) -> list[str]:
 
 
 def _read_scp(path: Path) -> list[Recording]:
-    items = []
+    items: list[Recording] = []
     for number, line in enumerate(_read_lines(path), start=1):
         words = line.split(maxsplit=1)
         if not words:
             continue
-        utterance, place = words[0], words[-1].strip()
+        place = words[-1].strip()
         if len(words) == 1 or place.endswith("|"):
             got = "one column" if len(words) == 1 else "a command, which is not run"
             raise AudioError(
                 f"{printable(path)}:{number}: expected `utterance path`, but got {got}."
             )
         # Kaldi's paths are relative to where it was started, or else to the list.
-        items.append(
-            Recording(utterance, Path(place) if Path(place).exists() else path.parent / place)
-        )
+        recording_path = Path(place)
+        if not recording_path.exists():
+            recording_path = path.parent / place
+        items.append(Recording(words[0], recording_path))
     return items
 
 
 def _read_manifest(path: Path) -> list[Recording]:
-    lines = csv.reader(_read_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
-    header = [name.strip().lower() for name in next(lines, [])]
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    rows = csv.reader(_read_lines(path), delimiter=delimiter)
+    header = [name.strip().lower() for name in next(rows, [])]
     if "path" not in header or "" in header:
         raise AudioError(
             f"Expected {printable(path)} to begin with column names such as `path,speaker`, but got"
             f" {header}."
         )
-    items = []
-    for row in filter(any, lines):
+    items: list[Recording] = []
+    for row in rows:
+        if not any(row):
+            continue
         if len(row) != len(header):
             raise AudioError(
-                f"{printable(path)}:{lines.line_num}: expected {len(header)} columns, but got"
+                f"{printable(path)}:{rows.line_num}: expected {len(header)} columns, but got"
                 f" {len(row)}."
             )
         values = {name: value.strip() or None for name, value in zip(header, row, strict=True)}
         place = values["path"] or ""
-        name = values.get("utterance") or PurePosixPath(place).with_suffix("").as_posix()
-        rest = {column: values.get(column) for column in ("speaker", "session", "group")}
-        items.append(Recording(name, path.parent / place, **rest))
+        items.append(
+            Recording(
+                values.get("utterance") or PurePosixPath(place).with_suffix("").as_posix(),
+                path.parent / place,
+                values.get("speaker"),
+                values.get("session"),
+                values.get("group"),
+            )
+        )
     return items
 
 
 def _read_utt2spk(path: Path) -> Callable[[str], str | None]:
     """Return a function from an utterance, or its path, to its speaker."""
-    lines = [normalize("NFC", line).split() for line in _read_lines(path)]
-    for number, words in enumerate(lines, start=1):
-        if len(words) not in (0, 2):
+    speakers: dict[str, str] = {}
+    for number, line in enumerate(_read_lines(path), start=1):
+        words = normalize("NFC", line).split()
+        if not words:
+            continue
+        if len(words) != 2:
             raise AudioError(
                 f"{printable(path)}:{number}: expected `utterance speaker`, but got {len(words)}"
                 " words."
             )
-    speakers = dict(filter(None, lines))
-    return lambda utterance: speakers.get(utterance) or speakers.get(PurePosixPath(utterance).name)
+        speakers[words[0]] = words[1]
+    return lambda utterance: speakers.get(utterance) or speakers.get(_file_name(utterance))
 
 
 def _compile_pattern(pattern: str) -> Callable[[str], str | None]:
@@ -354,17 +420,22 @@ def _compile_pattern(pattern: str) -> Callable[[str], str | None]:
         raise AudioError(
             f"Expected `speaker_pattern` to be a regular expression, but {error}: {pattern!r}."
         ) from None
-    group: str | int = (
-        "speaker" if "speaker" in expression.groupindex else min(expression.groups, 1)
-    )
-    return lambda utterance: match[group] if (match := expression.search(utterance)) else None
+    group: str | int = min(expression.groups, 1)
+    if "speaker" in expression.groupindex:
+        group = "speaker"
+
+    def find_speaker(utterance: str) -> str | None:
+        match = expression.search(utterance)
+        return None if match is None else match[group]
+
+    return find_speaker
 
 
 def _set_speakers(
     items: Sequence[Recording], speaker_of: Callable[[str], str | None]
 ) -> list[Recording]:
-    named = [one._replace(speaker=speaker_of(one.utterance)) for one in items]
-    missing = [one for one in named if not one.speaker]
+    named = [recording._replace(speaker=speaker_of(recording.utterance)) for recording in items]
+    missing = [recording for recording in named if not recording.speaker]
     if missing:
         raise AudioError(
             f"Expected a speaker for every recording, but {len(missing)} of {len(named)} have none,"
@@ -374,42 +445,58 @@ def _set_speakers(
 
 
 def _guess_speakers(items: Sequence[Recording]) -> RecordingsAndAssumptions:
-    """Set speakers by names of a known corpus, by folder or by file name; none if nothing gives
-    several speakers.
+    """Set speakers by names of a known corpus, by folder or by file name.
+
+    There are none if nothing gives several speakers.
     """
-    parts = [PurePosixPath(one.utterance).parts for one in items]
-    known = [speaker_of_known_name(names[-1]) for names in parts]
-    if None not in known:  # even of a single speaker, whose chapters are folders
-        named_items = tuple(
-            one._replace(speaker=speaker) for one, speaker in zip(items, known, strict=True)
-        )
-        text = _describe_speakers("Speakers are the first part of file names", named_items)
-        return RecordingsAndAssumptions(named_items, (text,))
-    matches = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
-    words = [match and match[1] for match in matches]
-    columns = [list(column) for column in zip(*(names[:-1] for names in parts), strict=False)]
-    levels = [level for level, column in enumerate(columns) if 1 < len(set(column)) < len(items)]
-    # In train/p225/p225_001.wav two folders differ; the one that file names begin with is the
-    # speaker.
-    levels.sort(key=lambda level: columns[level] != words)
-    if levels:
-        speakers, text = (
-            columns[levels[0]],
-            f"Speakers are folders (level {levels[0] + 1} of the path)",
-        )
-    elif None not in words and 1 < len(set(words)) < len(items):
-        speakers, text = words, "Speakers are the first part of file names"
-    else:
-        return RecordingsAndAssumptions(tuple(items))
-    named_items = tuple(
-        one._replace(speaker=speaker) for one, speaker in zip(items, speakers, strict=True)
+    path_parts = [PurePosixPath(recording.utterance).parts for recording in items]
+    speakers = [speaker_of_known_name(parts[-1]) for parts in path_parts]
+    source = "the first part of file names"
+    # A known corpus may be of a single speaker, whose chapters are folders.
+    if None in speakers:
+        first_words = [_first_word(parts[-1]) for parts in path_parts]
+        folders_by_level = list(zip(*(parts[:-1] for parts in path_parts), strict=False))
+        level = _find_speaker_level(folders_by_level, first_words)
+        if level is not None:
+            speakers = list(folders_by_level[level])
+            source = f"folders (level {level + 1} of the path)"
+        elif None not in first_words and 1 < len(set(first_words)) < len(items):
+            speakers = first_words
+        else:
+            return RecordingsAndAssumptions(tuple(items))
+    named: list[Recording] = []
+    for recording, speaker in zip(items, speakers, strict=True):
+        named.append(recording._replace(speaker=speaker))
+    return RecordingsAndAssumptions(
+        tuple(named), (_describe_speakers(f"Speakers are {source}", named),)
     )
-    return RecordingsAndAssumptions(named_items, (_describe_speakers(text, named_items),))
+
+
+def _first_word(file_name: str) -> str | None:
+    """Return the letters and digits before a separator; None if a name has none."""
+    match = re.match(r"([^\W_]+)[-_.]", file_name)
+    return None if match is None else match[1]
+
+
+def _find_speaker_level(
+    folders_by_level: Sequence[Sequence[str]], first_words: Sequence[str | None]
+) -> int | None:
+    """Return the level of folders that differ between recordings, and are not one for each.
+
+    In ``train/p225/p225_001.wav`` two folders differ; the one that file names begin with is the
+    speaker.
+    """
+    levels: list[int] = []
+    for level, folders in enumerate(folders_by_level):
+        if 1 < len(set(folders)) < len(folders):
+            levels.append(level)
+    for level in levels:
+        if list(folders_by_level[level]) == list(first_words):
+            return level
+    return levels[0] if levels else None
 
 
 def _describe_speakers(text: str, items: Sequence[Recording]) -> str:
-    first, count = items[0], len({one.speaker for one in items})
-    return (
-        f"{text}: {printable(first.utterance)!r} is of {printable(first.speaker)!r} "
-        f"({count} speakers, {len(items)} recordings)."
-    )
+    num_speakers = len({recording.speaker for recording in items})
+    example = f"{printable(items[0].utterance)!r} is of {printable(items[0].speaker)!r}"
+    return f"{text}: {example} ({num_speakers} speakers, {len(items)} recordings)."

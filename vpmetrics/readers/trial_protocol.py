@@ -1,6 +1,4 @@
-"""Listed trials: which pairs they are, their scores from embeddings, and attacks on their
-utterances.
-"""
+"""Listed trials: their pairs, their scores from embeddings, and attacks on their utterances."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -25,7 +23,7 @@ from vpmetrics.readers.options import RowOptions
 from vpmetrics.readers.progress import SetDone, show_progress
 from vpmetrics.readers.trial_files import Trials, index_names, read_first_column, read_key, read_map
 from vpmetrics.report.checks import Check, check_missing_trials, check_shared_text
-from vpmetrics.report.privacy_report import EvaluatedSystem, PrivacyReport
+from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem, PrivacyReport
 from vpmetrics.report.verdict import disclosure_keys, make_headline
 from vpmetrics.suite import VoicePrivacy
 
@@ -48,8 +46,9 @@ class Protocol(NamedTuple):
 
 
 class ListedTrials(NamedTuple):
-    """Trials of each condition, with a column ``group``, and their speakers; ``pooled_groups``
-    count together.
+    """Trials of each condition, with a column ``group``, and their speakers.
+
+    ``pooled_groups`` count together.
     """
 
     trials: Mapping[str, Trials]
@@ -59,16 +58,13 @@ class ListedTrials(NamedTuple):
     pooled_groups: tuple[str, ...] = ()
 
     def select_groups(self, groups: Sequence[str]) -> dict[str, Trials]:
-        """Return the trials of some groups."""
-        frames = {
-            key: trials.frame.filter(pl.col("group").is_in(groups))
-            for key, trials in self.trials.items()
-        }
-        return {
-            key: Trials(frame, self.trials[key].notes)
-            for key, frame in frames.items()
-            if len(frame)
-        }
+        """Return the trials of some groups, of the conditions that have any."""
+        selected: dict[str, Trials] = {}
+        for condition, trials in self.trials.items():
+            frame = trials.frame.filter(pl.col("group").is_in(groups))
+            if len(frame):
+                selected[condition] = Trials(frame, trials.notes)
+        return selected
 
 
 def read_protocol(
@@ -84,19 +80,23 @@ def read_protocol(
     that are theirs.
     """
     frame = pl.concat([read_key(path, columns).frame for path in trials])
-    where, pairs = ", ".join(map(str, trials)), frame.select("enrol", "trial")
-    if copies := len(pairs) - pairs.n_unique():
+    source = ", ".join(str(path) for path in trials)
+    pairs = frame.select("enrol", "trial")
+    num_repeated = len(pairs) - pairs.n_unique()
+    if num_repeated:
         raise InputError(
-            f"expected every trial once, but {copies:,} of {len(pairs):,} occur again", where
+            f"expected every trial once, but {num_repeated:,} of {len(pairs):,} occur again", source
         )
     if speaker_of:
-        sides = [look_up_speakers_or_null(frame[side], speaker_of) for side in ("enrol", "trial")]
-        differs = ((sides[0] == sides[1]) != frame["is_target"]).fill_null(False)
-        if differs.any():
-            first = quote(" ".join(pairs.filter(differs).row(0)))
-            got = f"{int(differs.sum()):,} do not, first {first}"
+        enrol_speakers = look_up_speakers_or_null(frame["enrol"], speaker_of)
+        trial_speakers = look_up_speakers_or_null(frame["trial"], speaker_of)
+        is_same_speaker = enrol_speakers == trial_speakers
+        is_wrong = (is_same_speaker != frame["is_target"]).fill_null(False)
+        if is_wrong.any():
+            first_pair = quote(" ".join(pairs.filter(is_wrong).row(0)))
+            got = f"{int(is_wrong.sum()):,} do not, first {first_pair}"
             raise InputError(
-                f"expected target labels to agree with the speakers of utt2spk, but {got}", where
+                f"expected target labels to agree with the speakers of utt2spk, but {got}", source
             )
     enrolment_of: dict[str, list[str]] = {}
     for utterance in enrolled:
@@ -111,8 +111,11 @@ def read_protocol_options(
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     group_of = {} if options.groups is None else read_map(options.groups, "utterance group")
     enrolled = [] if options.enrolls is None else read_first_column(options.enrolls)
-    if unknown := [utterance for utterance in enrolled if utterance not in speaker_of]:
-        got = f"none of {quote(unknown[0])} in --utt2spk" if speaker_of else "no --utt2spk"
+    unknown = [utterance for utterance in enrolled if utterance not in speaker_of]
+    if unknown:
+        got = "no --utt2spk"
+        if speaker_of:
+            got = f"none of {quote(unknown[0])} in --utt2spk"
         raise InputError(
             f"expected the speaker of every enrolment utterance, but got {got}", options.enrolls
         )
@@ -124,10 +127,11 @@ def read_weights_or_empty(path: str | None, groups: set[str]) -> dict[str, float
     if path is None:
         return {}
     weights = read_map(path, "group weight")
-    if got := ", ".join(sorted(set(weights) ^ groups)):
+    in_one_only = set(weights) ^ groups
+    if in_one_only:
+        got = f"{', '.join(sorted(in_one_only))} is in one only"
         raise InputError(
-            f"expected a weight for each of {', '.join(sorted(groups))}, but {got} is in one only",
-            path,
+            f"expected a weight for each of {', '.join(sorted(groups))}, but {got}", path
         )
     try:
         return {group: float(weight) for group, weight in weights.items()}
@@ -138,9 +142,7 @@ def read_weights_or_empty(path: str | None, groups: set[str]) -> dict[str, float
 def read_protocol_sides(
     files: EmbeddingFiles, original_sources: Sequence[str], protected_sources: Sequence[str]
 ) -> tuple[Column, Column]:
-    """Read the embeddings of both sides of a list of trials; the original side is empty where it is
-    not given.
-    """
+    """Read the embeddings of both sides of a list of trials; a missing original side is empty."""
     protected = files.read_side(protected_sources, "protected")
     if files.container is None and not original_sources:
         return NOT_GIVEN, protected
@@ -148,22 +150,32 @@ def read_protocol_sides(
 
 
 def drop_missing_trials(protocol: Protocol, sides: Sequence[Column]) -> tuple[Protocol, Check]:
-    """Return the trials that every side with such utterances has embeddings for, and a check that
-    counts the others.
+    """Return the trials with embeddings on all sides, and a check that counts the others.
+
+    A side without any of the utterances does not count.
     """
-    frame, enrolment_of = protocol.trials, protocol.enrolment_of
+    frame = protocol.trials
     for column in ("enrol", "trial"):
-        names = frame[column].unique().to_list()
-        for rows in (side.rows_by_name() for side in sides):
-            present = [
-                name
-                for name in names
-                if all(each in rows for each in enrolment_of.get(name, [name]))
-            ]
+        utterances_of: dict[str, Sequence[str]] = {}
+        for name in frame[column].unique().to_list():
+            utterances_of[name] = protocol.enrolment_of.get(name, [name])
+        for side in sides:
+            rows = side.rows_by_name()
+            present = [name for name in utterances_of if rows.keys() >= set(utterances_of[name])]
             if present:
                 frame = frame.filter(pl.col(column).is_in(present))
-    check = check_missing_trials(len(protocol.trials) - len(frame), len(protocol.trials))
+    num_trials = len(protocol.trials)
+    check = check_missing_trials(num_trials - len(frame), num_trials)
     return protocol._replace(trials=frame), check
+
+
+class _ListedPairs(NamedTuple):
+    """The pairs of a list as indices of the names of each side."""
+
+    enrolled_names: list[str]
+    tested_names: list[str]
+    enrolled_index: Tensor  # (P,)
+    tested_index: Tensor  # (P,)
 
 
 def score_protocol(
@@ -171,148 +183,168 @@ def score_protocol(
 ) -> ListedTrials:
     """Score the trials of a protocol in every condition that both sides have the utterances for."""
     frame = protocol.trials
-    names, (pair,) = index_names([frame])
-    (enrolled, rows), (tested, columns) = (np.unique(side, return_inverse=True) for side in pair)
-    enrolled_names, tested_names = ([names[at] for at in numbers] for numbers in (enrolled, tested))
+    pairs = _index_pairs(frame)
     sides = {"O": original, "P": protected}
-    references = {
-        key: _average_enrolment(side, protocol, enrolled_names) for key, side in sides.items()
-    }
-    probes = {key: _find_vectors_if_any(side, tested_names, "trial") for key, side in sides.items()}
+    references: dict[str, Tensor | None] = {}
+    probes: dict[str, Tensor | None] = {}
+    for letter, side in sides.items():
+        references[letter] = _average_enrolment(side, protocol, pairs.enrolled_names)
+        probes[letter] = _find_vectors_if_any(side, pairs.tested_names, "trial")
     group = _find_trial_groups(protocol)
-    across = group.null_count() if protocol.group_of else 0
-    notes: tuple[str, ...] = (
-        (f"{across:,} trials across groups count in none of them",) if across else ()
-    )
+    notes: list[str] = []
+    num_across = group.null_count() if protocol.group_of else 0
+    if num_across:
+        notes.append(f"{num_across:,} trials across groups count in none of them")
     if original is NOT_GIVEN:
-        notes += (NO_ORIGINALS,)
-    trials = {}
+        notes.append(NO_ORIGINALS)
+    trials: dict[str, Trials] = {}
     for condition in WITHOUT_SESSIONS:
         if "O" in condition and original is NOT_GIVEN:
             continue
-        left, right = references[condition[0]], probes[condition[1]]
-        if left is None or right is None:
-            what, key = ("enrolment", condition[0]) if left is None else ("trial", condition[1])
-            notes += (
-                f"{condition} left out: none of the {what} utterances is in {sides[key].source}",
-            )
+        enrolment_letter = condition[0]
+        test_letter = condition[1]
+        vectors = references[enrolment_letter]
+        tests = probes[test_letter]
+        if vectors is None or tests is None:
+            what = "enrolment" if vectors is None else "trial"
+            letter = enrolment_letter if vectors is None else test_letter
+            source = sides[letter].source
+            notes.append(f"{condition} left out: none of the {what} utterances is in {source}")
             continue
         with show_progress(f"scoring {condition}", len(frame)) as set_done:
             scores = score_pairs(
-                left, right, torch.from_numpy(rows), torch.from_numpy(columns), scoring, set_done
+                vectors, tests, pairs.enrolled_index, pairs.tested_index, scoring, set_done
             )
-        if scores.isnan().any():
-            first = " and ".join(
-                frame.select("enrol", "trial").row(int(scores.isnan().nonzero()[0]))
-            )
-            raise InputError(
-                f"Expected numbers as scores, but got NaN in {condition}, first for {quote(first)}."
-            )
+        _check_no_score_is_nan(scores, frame, condition)
         trials[condition] = Trials(frame.with_columns(score=pl.Series(scores.numpy()), group=group))
     if not trials:
         raise InputError(f"Nothing to score: {'; '.join(notes)}.")
-    return ListedTrials(
-        trials, protocol.speaker_of, tuple(group.drop_nulls().unique().sort()), notes
+    group_names = tuple(group.drop_nulls().unique().sort())
+    return ListedTrials(trials, protocol.speaker_of, group_names, tuple(notes))
+
+
+def _index_pairs(frame: pl.DataFrame) -> _ListedPairs:
+    names, (pair,) = index_names([frame])
+    enrolled, enrolled_index = np.unique(pair[0], return_inverse=True)
+    tested, tested_index = np.unique(pair[1], return_inverse=True)
+    return _ListedPairs(
+        [names[index] for index in enrolled],
+        [names[index] for index in tested],
+        torch.from_numpy(enrolled_index),
+        torch.from_numpy(tested_index),
     )
 
 
+def _check_no_score_is_nan(scores: Tensor, frame: pl.DataFrame, condition: str) -> None:
+    is_nan = scores.isnan()
+    if is_nan.any():
+        names = frame.select("enrol", "trial").row(int(is_nan.nonzero()[0]))
+        raise InputError(
+            f"Expected numbers as scores, but got NaN in {condition}, first for"
+            f" {quote(' and '.join(names))}."
+        )
+
+
 def score_pairs(
-    left: Tensor,
-    right: Tensor,
-    rows: Tensor,
-    columns: Tensor,
+    enrolment: Tensor,
+    tests: Tensor,
+    enrolled_index: Tensor,
+    tested_index: Tensor,
     scoring: Scoring,
     set_done: SetDone = lambda _: None,
 ) -> Tensor:
-    """Return the scores ``(P,)`` of pairs of rows of ``left (A, D)`` and of ``right (B, D)``."""
+    """Return the scores ``(P,)`` of pairs of rows of ``enrolment (A, D)`` and ``tests (B, D)``."""
     scorer = resolve_scoring(scoring)
-    left, right = scorer.prepare(left), scorer.prepare(right)
-    scores, done = left.new_empty(len(rows)), 0
-    # by row, so that some pairs have few rows in all
-    for pairs in rows.argsort(stable=True).split(_PAIRS_AT_ONCE):
-        (some_rows, row), (some_columns, column) = (
-            index[pairs].unique(return_inverse=True) for index in (rows, columns)
-        )
-        scores[pairs] = scorer.compare(left[some_rows], right[some_columns])[row, column]
-        done += len(pairs)
-        set_done(done)
+    enrolment = scorer.prepare(enrolment)
+    tests = scorer.prepare(tests)
+    scores = enrolment.new_empty(len(enrolled_index))
+    num_done = 0
+    # by row, so that a few thousand pairs have few rows in all
+    for pairs in enrolled_index.argsort(stable=True).split(_PAIRS_AT_ONCE):
+        enrolled_rows, row = enrolled_index[pairs].unique(return_inverse=True)
+        tested_rows, column = tested_index[pairs].unique(return_inverse=True)
+        block = scorer.compare(enrolment[enrolled_rows], tests[tested_rows])
+        scores[pairs] = block[row, column]
+        num_done += len(pairs)
+        set_done(num_done)
     return scores
 
 
 def _average_enrolment(side: Column, protocol: Protocol, names: Sequence[str]) -> Tensor | None:
-    """Return the vector of each name ``(E, D)``, of an utterance or a speaker's mean; None if none
-    is on this side.
+    """Return the vector of each name ``(E, D)``, of an utterance or a speaker's mean.
+
+    It is None if none is on this side.
     """
     row_of = side.rows_by_name()
-    enrolments = [
-        [name] if name in row_of else protocol.enrolment_of.get(name, [name]) for name in names
-    ]
-    vectors = _find_vectors_if_any(
-        side, [utterance for each in enrolments for utterance in each], "enrolment"
-    )
+    utterances: list[str] = []
+    num_utterances: list[int] = []
+    for name in names:
+        utterances_of_name: Sequence[str] = [name]
+        if name not in row_of:
+            utterances_of_name = protocol.enrolment_of.get(name, [name])
+        utterances += utterances_of_name
+        num_utterances.append(len(utterances_of_name))
+    vectors = _find_vectors_if_any(side, utterances, "enrolment")
     if vectors is None:
         return None
     return torch.stack(
-        [of_name.mean(0) for of_name in vectors.split([len(each) for each in enrolments])]
+        [vectors_of_name.mean(0) for vectors_of_name in vectors.split(num_utterances)]
     )
 
 
 def _find_vectors_if_any(side: Column, names: Sequence[str], role: str) -> Tensor | None:
-    """Return the vectors of utterances ``(N, D)``; None if a side has none of them; raise if it
-    lacks some.
-    """
+    """Return vectors of utterances ``(N, D)``, None if a side has none; raise if it lacks some."""
     row_of = side.rows_by_name()
     missing = [name for name in names if name not in row_of]
     if len(missing) == len(names):
         return None
     if missing:
         message = (
-            f"expected all {role} utterances, but {len(missing):,} of {len(names):,} are missing"
+            f"expected all {role} utterances, but {len(missing):,} of {len(names):,} are missing,"
+            f" first {quote(missing[0])}"
         )
-        hint = "; --enrolls says what a speaker is enrolled with" if role == "enrolment" else ""
-        hint += "; --partial leaves such trials out"
-        raise InputError(f"{message}, first {quote(missing[0])}{hint}", side.source)
+        if role == "enrolment":
+            message += "; --enrolls says what a speaker is enrolled with"
+        raise InputError(f"{message}; --partial leaves such trials out", side.source)
     return side.to_tensor(role, names).double()
 
 
 def _find_trial_groups(protocol: Protocol) -> pl.Series:
-    """Return the group of every trial, by utterance or speaker; null where the groups of both sides
-    differ.
-    """
-    frame, group_of = protocol.trials, protocol.group_of
+    """Return the group of every trial, by utterance or speaker; null where both sides differ."""
+    frame = protocol.trials
+    group_of = protocol.group_of
     if not group_of:
         return pl.Series([None] * len(frame), dtype=pl.String)
-    by_name = {
-        name: group_of[who] for name, who in protocol.speaker_of.items() if who in group_of
-    } | dict(group_of)
-    enrol, trial = (
-        frame[side].replace_strict(by_name, default=None, return_dtype=pl.String)
-        for side in ("enrol", "trial")
-    )
-    if trial.is_null().any():
-        name = quote(frame["trial"][int(trial.is_null().arg_max() or 0)])
+    group_of_name: dict[str, str] = {}
+    for name, speaker in protocol.speaker_of.items():
+        if speaker in group_of:
+            group_of_name[name] = group_of[speaker]
+    group_of_name |= group_of
+    options: dict[str, Any] = {"default": None, "return_dtype": pl.String}
+    enrol_group = frame["enrol"].replace_strict(group_of_name, **options)
+    trial_group = frame["trial"].replace_strict(group_of_name, **options)
+    if trial_group.is_null().any():
+        row = int(trial_group.is_null().arg_max() or 0)
+        name = quote(frame["trial"][row])
         raise InputError(
             f"Expected the group of every trial utterance in --groups, but got none for {name}."
         )
-    return pl.select(pl.when((enrol == trial).fill_null(True)).then(trial)).to_series()
+    is_one_group = (enrol_group == trial_group).fill_null(True)
+    return pl.select(pl.when(is_one_group).then(trial_group)).to_series()
 
 
 def look_up_speakers_or_null(names: pl.Series, speaker_of: Mapping[str, str]) -> pl.Series:
-    """Return the speaker of every name, an utterance or a speaker; null where ``speaker_of`` has
-    neither.
-    """
+    """Return the speaker of every name, an utterance or a speaker; null for any other name."""
     by_name = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
-    old, new = (
-        pl.Series(texts, dtype=pl.String) for texts in (list(by_name), list(by_name.values()))
-    )
-    return names.replace_strict(old, new, default=None)
+    known_names = pl.Series(list(by_name), dtype=pl.String)
+    speakers = pl.Series(list(by_name.values()), dtype=pl.String)
+    return names.replace_strict(known_names, speakers, default=None)
 
 
 class TrialEmbeddings(NamedTuple):
-    """Both sides of some lists of trials; ``group`` is the name of these lists where a system has
-    several.
+    """Both sides of some lists of trials; ``notes`` say how they were read.
 
-    ``notes`` say how they were read.
+    ``group`` is the name of these lists where a system has several.
     """
 
     original: Column
@@ -323,12 +355,10 @@ class TrialEmbeddings(NamedTuple):
 
     def list_utterances(self) -> tuple[set[str], set[str]]:
         """Return the utterances that speakers are enrolled with, and those tested."""
-        trials, enrolment_of = self.protocol.trials, self.protocol.enrolment_of
-        references = {
-            utterance
-            for name in trials["enrol"].unique()
-            for utterance in enrolment_of.get(name, ())
-        }
+        trials = self.protocol.trials
+        references: set[str] = set()
+        for name in trials["enrol"].unique():
+            references.update(self.protocol.enrolment_of.get(name, ()))
         return references, set(trials["trial"].to_list())
 
     def explain_if_unattackable(self) -> str:
@@ -336,21 +366,22 @@ class TrialEmbeddings(NamedTuple):
         references, tested = self.list_utterances()
         if not set(self.protocol.trials["enrol"].to_list()) <= set(self.protocol.enrolment_of):
             return "no list names the enrolment utterances of speakers"
-        if references & tested:
-            return f"{min(references & tested)!r} is enrolled with and tested as well"
-        if unknown := (references | tested).difference(self.protocol.speaker_of):
+        shared = references & tested
+        if shared:
+            return f"{min(shared)!r} is enrolled with and tested as well"
+        unknown = (references | tested).difference(self.protocol.speaker_of)
+        if unknown:
             return f"the speaker of {min(unknown)!r} is not known"
         return self.describe_absent_utterance(self.protected)
 
     def describe_absent_utterance(self, side: Column) -> str:
-        """Return a sentence that names one utterance missing on this side; empty if none is
-        missing.
-        """
-        absent = set.union(*self.list_utterances()).difference(side.rows_by_name())
+        """Return a sentence that names one utterance missing on this side; empty if none is."""
+        references, tested = self.list_utterances()
+        absent = (references | tested).difference(side.rows_by_name())
+        if not absent:
+            return ""
         return (
             f"it needs both sides of every utterance, and {min(absent)!r} is not in {side.source}"
-            if absent
-            else ""
         )
 
 
@@ -369,10 +400,12 @@ def add_attacks_and_matrices(
     """
     if not embeddings:
         return system
-    missing = next(filter(None, (one.explain_if_unattackable() for one in embeddings)), "")
-    unpaired = missing or next(
-        filter(None, (one.describe_absent_utterance(one.original) for one in embeddings)), ""
-    )
+    missing = _first_text([lists.explain_if_unattackable() for lists in embeddings])
+    unpaired = missing
+    if not missing:
+        unpaired = _first_text(
+            [lists.describe_absent_utterance(lists.original) for lists in embeddings]
+        )
     notes = [*system.notes]
     if unpaired and embeddings[0].original is not NOT_GIVEN:
         notes.append(f"no DeID and no G_VD: {unpaired}")
@@ -390,46 +423,58 @@ def add_attacks_and_matrices(
         no_attacks = "there are too few speakers"
     elif is_attacked and condition != system.report.main_condition:
         no_attacks = unpaired
-    pairs, listed = (sum(each.conditions[condition].num_trials) for each in (report, system.report))
-    if pairs != listed:
+    num_pairs = sum(report.conditions[condition].num_trials)
+    num_listed = sum(system.report.conditions[condition].num_trials)
+    if num_pairs != num_listed:
         what = "attacks, DeID and G_VD are" if is_attacked else "DeID and G_VD are"
         notes.append(
-            f"{what} counted on all {pairs:,} pairs that could be trials; the list has {listed:,}"
+            f"{what} counted on all {num_pairs:,} pairs that could be trials; the list has"
+            f" {num_listed:,}"
         )
-    merged = {
-        name: _merge_reports(group, groups[name]) if name in groups else group
-        for name, group in system.groups.items()
-    }
+    merged_groups = dict(system.groups)
+    for name in system.groups:
+        if name in groups:
+            merged_groups[name] = _merge_reports(system.groups[name], groups[name])
     return replace(
-        _merge_reports(system, report), groups=merged, notes=tuple(notes), no_attacks=no_attacks
+        _merge_reports(system, report),
+        groups=merged_groups,
+        notes=tuple(notes),
+        no_attacks=no_attacks,
     )
+
+
+def _first_text(texts: Sequence[str]) -> str:
+    """Return the first text that is not empty; an empty one if all are."""
+    return next((text for text in texts if text), "")
 
 
 def _report_all_pairs(
     embeddings: Sequence[TrialEmbeddings], metric: VoicePrivacy, has_original: bool
 ) -> tuple[PrivacyReport, dict[str, PrivacyReport]]:
-    """Report all pairs of the utterances of lists, and those of each group; an utterance of several
-    counts in each.
+    """Report all pairs of the utterances of lists, and those of each group.
+
+    An utterance of several lists counts in each.
     """
-    original, protected = list[Tensor](), list[Tensor]()
-    utterances, speakers, groups = list[str](), list[str](), list[str]()
-    is_reference = list[bool]()
-    for one in embeddings:
-        references, tested = one.list_utterances()
-        names, speaker_of, group_of = (
-            sorted(references | tested),
-            one.protocol.speaker_of,
-            one.protocol.group_of,
-        )
-        protected.append(one.protected.to_tensor("protected", names).double())
-        original += [one.original.to_tensor("original", names).double()] if has_original else []
+    original: list[Tensor] = []
+    protected: list[Tensor] = []
+    utterances: list[str] = []
+    speakers: list[str] = []
+    groups: list[str] = []
+    is_reference: list[bool] = []
+    for lists in embeddings:
+        references, tested = lists.list_utterances()
+        names = sorted(references | tested)
+        protected.append(lists.protected.to_tensor("protected", names).double())
+        if has_original:
+            original.append(lists.original.to_tensor("original", names).double())
         utterances += names
-        speakers += [speaker_of[name] for name in names]
-        is_reference += [name in references for name in names]
-        groups += [
-            one.group or group_of.get(name, group_of.get(speaker_of[name], "")) for name in names
-        ]
-    _, speaker_index = np.unique(np.array(speakers), return_inverse=True)
+        for name in names:
+            speaker = lists.protocol.speaker_of[name]
+            group_of = lists.protocol.group_of
+            speakers.append(speaker)
+            is_reference.append(name in references)
+            groups.append(lists.group or group_of.get(name, group_of.get(speaker, "")))
+    speaker_index = np.unique(np.array(speakers), return_inverse=True)[1]
     group_names, group_index = np.unique(np.array(groups), return_inverse=True)
     metric.update(
         torch.cat(original) if has_original else None,
@@ -447,38 +492,59 @@ def _report_all_pairs(
 
 def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedSystem:
     """Return a system with DeID, G_VD, checks and the results of attacks from another report."""
-    reports = system.report.conditions
-    scalars = {**system.report.scalars}
+    listed = system.report
+    scalars = dict(listed.scalars)
     for key, value in report.scalars.items():
-        of_attack = scalar(key).family == "attack" and scalar(key).condition in reports
-        if of_attack or (key in _MATRIX_KEYS and not math.isnan(float(value))):
+        description = scalar(key)
+        is_of_attack = description.family == "attack" and description.condition in listed.conditions
+        if is_of_attack or (key in _MATRIX_KEYS and not math.isnan(float(value))):
             scalars[key] = value
-    conditions = {
-        name: replace(each, strongest=report.conditions[name].strongest)
-        for name, each in reports.items()
-    }
-    sources = [
-        key for key in disclosure_keys(conditions, scalars) if not math.isnan(float(scalars[key]))
-    ]
-    if sources:
-        largest = max(sources, key=lambda key: float(scalars[key]))
-        ends = [end for end in ("", *CI_SUFFIXES) if f"{largest}{end}" in scalars]
-        scalars |= {f"disclosure{end}": scalars[f"{largest}{end}"] for end in ends}
-    # The list alone was not attacked; the pairs of its utterances may have been.
-    listed = [
-        check for check in system.report.checks if check.name != "attacks" or not report.attacks
-    ]
-    checks = tuple({check.name: check for check in (*listed, *report.checks)}.values())
+    conditions: dict[str, ConditionReport] = {}
+    for name, condition in listed.conditions.items():
+        conditions[name] = replace(condition, strongest=report.conditions[name].strongest)
+    scalars |= _find_largest_disclosure(conditions, scalars)
     merged = replace(
-        system.report,
+        listed,
         scalars=scalars,
         conditions=conditions,
         attacks=report.attacks,
-        checks=checks,
-        risks=report.risks or system.report.risks,
+        checks=_merge_checks(listed, report),
+        risks=report.risks or listed.risks,
         shorter_risks=report.shorter_risks,
         worst_speaker=report.worst_speaker,
         speakers=report.speakers,
         speaker_names=report.speaker_names,
     )
     return replace(system, report=replace(merged, headline=make_headline(merged)))
+
+
+def _find_largest_disclosure(
+    conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return ``disclosure`` and its interval, the largest that is defined; none if none is."""
+    largest_key = ""
+    for key in disclosure_keys(conditions, scalars):
+        value = float(scalars[key])
+        if math.isnan(value):
+            continue
+        if not largest_key or value > float(scalars[largest_key]):
+            largest_key = key
+    if not largest_key:
+        return {}
+    found = {"disclosure": scalars[largest_key]}
+    for suffix in CI_SUFFIXES:
+        if f"{largest_key}{suffix}" in scalars:
+            found[f"disclosure{suffix}"] = scalars[f"{largest_key}{suffix}"]
+    return found
+
+
+def _merge_checks(listed: PrivacyReport, report: PrivacyReport) -> tuple[Check, ...]:
+    """Return the checks of both reports, of a name that both have that of the second."""
+    check_of_name: dict[str, Check] = {}
+    for check in listed.checks:
+        # The list alone was not attacked; the pairs of its utterances may have been.
+        if check.name != "attacks" or not report.attacks:
+            check_of_name[check.name] = check
+    for check in report.checks:
+        check_of_name[check.name] = check
+    return tuple(check_of_name.values())
