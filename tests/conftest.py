@@ -1,6 +1,6 @@
-"""One thread for each of several test processes: more would only wait for one another. And a second
-device.
+"""Options and fixtures of all tests.
 
+One thread for each of several test processes: more would only wait for one another.
 ``--fail-on-skip`` is for a machine on which everything is installed: there a test that skips was
 forgotten.
 """
@@ -20,8 +20,9 @@ def pytest_addoption(parser):
 
 
 def pytest_sessionfinish(session):
-    """Fail the session where a test skipped, if that was asked for; with several processes, in the
-    main one.
+    """Fail the session where a test skipped, if that was asked for.
+
+    With several processes, the main one does.
     """
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if not session.config.getoption("--fail-on-skip") or reporter is None:
@@ -34,8 +35,9 @@ def pytest_sessionfinish(session):
 
 
 def pytest_collection_finish(session):
-    """Register the second device before any gradient is calculated: PyTorch counts its devices
-    then, once for all.
+    """Register the second device before any gradient is calculated.
+
+    PyTorch counts its devices then, once for all.
     """
     if any("device" in getattr(item, "fixturenames", ()) for item in session.items):
         from second_device import compiler, second_device

@@ -1,5 +1,6 @@
-"""What would hurt on an accelerator, seen on the CPU: tensors made without a device, and values
-that the host reads.
+"""See on the CPU what would hurt on an accelerator.
+
+That is: tensors made without a device, and values that the host reads.
 
 A second device with memory of its own (``tests/second_device``) sees more, but needs a compiler,
 and runs every night.
@@ -48,8 +49,7 @@ def without_values(tensor: Tensor) -> Tensor:
 
 
 class DeviceWatch(TorchFunctionMode):
-    """Notes every factory of the library that is called without a device, and counts the reads of
-    the host.
+    """Notes factories of the library without a device, and counts the reads of the host.
 
     ``without_device``: the lines of the library with such a call; ``reads``: how often each
     function made the host wait for values, or for a shape that depends on values.

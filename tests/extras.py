@@ -1,6 +1,4 @@
-"""Tests that need more than the extra ``[test]`` skip where it is missing, and say which extra
-brings it.
-"""
+"""Skip tests that need more than the extra ``[test]``, and say which extra brings it."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -14,9 +12,7 @@ def reason_for(module: str, extra: str) -> str:
 
 
 def needs(module: str, extra: str = "dev") -> list[pytest.MarkDecorator]:
-    """Return the marks of tests that need a module: of a file's ``pytestmark`` or of a
-    parameter.
-    """
+    """Return the marks of tests that need a module, for ``pytestmark`` or a parameter."""
     is_missing = find_spec(module) is None
     skip = pytest.mark.skipif(is_missing, reason=reason_for(module, extra))
     return [pytest.mark.dev, skip]
@@ -28,9 +24,7 @@ def import_or_skip(module: str, extra: str = "dev") -> ModuleType:
 
 
 def needs_weights(test: Callable[..., None]) -> Callable[..., None]:
-    """Mark a test of Resemblyzer, whose weights would have to be downloaded where the package is
-    missing.
-    """
+    """Mark a test of Resemblyzer: without the package its weights would be downloaded."""
     for mark in needs("resemblyzer"):
         test = mark(test)
     return test

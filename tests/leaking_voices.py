@@ -6,7 +6,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from vpmetrics.suite import VoicePrivacy
 
 # The leak of the fifth epoch is larger than that of the fourth, and its loss too: it is dominated.
-SHARES, LOSSES = (1.0, 0.02, 0.6, 0.3, 0.45), (1.0, 3.5, 2.0, 2.5, 2.6)
+SHARES = (1.0, 0.02, 0.6, 0.3, 0.45)
+LOSSES = (1.0, 3.5, 2.0, 2.5, 2.6)
 NAMES = ("original", "protected", "speakers")
 
 
@@ -28,8 +29,9 @@ def protect(original, noise, share):
 
 
 def by_hand(share, dtype=torch.float32, **kwargs):
-    *sides, speakers = voices(**kwargs)
-    original, noise = (side.to(dtype) for side in sides)
+    original, noise, speakers = voices(**kwargs)
+    original = original.to(dtype)
+    noise = noise.to(dtype)
     metric = VoicePrivacy(attacks=None, conversations=0)
     metric.update(original, protect(original, noise, share), speakers)
     return {name: float(value) for name, value in metric.compute().items()}

@@ -23,24 +23,19 @@ batch = partial(people, number=8, width=12, noise=0.5, dtype=torch.float32)
 
 
 def keyed_batch(seed=0, speakers=6, width=5, dtype=torch.float64):
-    """Two sessions per speaker; protected rows are a voice per session plus a linear map of the
-    original.
+    """Rows of two sessions per speaker.
+
+    Protected rows are a voice per session plus a linear map of the original.
     """
     original, _, names = people(seed, speakers, 8, width, 0.5, dtype)
-    place = torch.arange(len(names))
-    sessions = 2 * (place // 8) + place % 2
-    voices = torch.randn(
-        2 * speakers, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
-    mixing = torch.randn(
-        width, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64
-    )
-    return (
-        original,
-        (voices[sessions] + 0.5 * original @ mixing.to(dtype)).to(dtype),
-        names,
-        sessions,
-    )
+    row_number = torch.arange(len(names))
+    sessions = 2 * (row_number // 8) + row_number % 2
+    draw = torch.Generator().manual_seed(seed)
+    voice_of_session = torch.randn(2 * speakers, width, generator=draw, dtype=torch.float64)
+    draw = torch.Generator().manual_seed(7)
+    mixing = torch.randn(width, width, generator=draw, dtype=torch.float64)
+    protected = voice_of_session[sessions] + 0.5 * original @ mixing.to(dtype)
+    return original, protected.to(dtype), names, sessions
 
 
 def train_on(loss, batches=12, **settings):
@@ -58,13 +53,15 @@ def unit(rows):
 
 def trials(original, protected, speakers, condition="OP"):
     """Scores and labels by definition: OP every ordered pair but k = l, PP every unordered pair."""
-    sides = {"O": unit(original.detach()), "P": unit(protected.detach())}
-    scores, names = sides[condition[0]] @ sides[condition[1]].T, speakers.numpy()
-    size = len(names)
-    chosen = (
-        np.triu(np.ones((size, size), bool), 1) if condition == "PP" else ~np.eye(size, dtype=bool)
-    )
-    return scores[chosen], (names[:, None] == names)[chosen].astype(int)
+    rows_of_side = {"O": unit(original.detach()), "P": unit(protected.detach())}
+    enrolment_side, test_side = condition
+    scores = rows_of_side[enrolment_side] @ rows_of_side[test_side].T
+    names = speakers.numpy()
+    is_same_speaker = names[:, None] == names
+    is_trial = ~np.eye(len(names), dtype=bool)
+    if condition == "PP":
+        is_trial = np.triu(is_trial)
+    return scores[is_trial], is_same_speaker[is_trial].astype(int)
 
 
 def d_ece(scores, target):

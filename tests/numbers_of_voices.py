@@ -16,9 +16,7 @@ SYSTEMS = ("B2", "B2u")
 
 
 def measure() -> dict[str, float]:
-    """Return the headline of two bundled systems and what it leaves out, by system and key; NaN is
-    left out.
-    """
+    """Return the headline of two bundled systems, by system and key; NaN is left out."""
     voices = demo_voices()
     numbers: dict[str, float] = {}
     for system in SYSTEMS:

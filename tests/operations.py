@@ -1,10 +1,8 @@
-"""Counts of what PyTorch dispatches, and from them a lower bound, on paper, of the time that a GPU
-needs.
-"""
+"""Count what PyTorch dispatches, and bound from it, on paper, the time that a GPU needs."""
 
 import sys
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from unittest.mock import patch
@@ -101,11 +99,9 @@ class OperationCounts(TorchDispatchMode):
         return sum(self.by_name.values())
 
     def seconds(self, gpu):
-        """Lower and upper estimate of the time on a GPU: launches, arithmetic or memory, and
-        syncs.
-        """
+        """Lower and upper estimate of the time on a GPU: launches, arithmetic or memory, syncs."""
         rest = self.busy_seconds[gpu] + self.syncs * SECONDS_PER_SYNC
-        return tuple(self.launches * each + rest for each in SECONDS_PER_LAUNCH)
+        return tuple(self.launches * seconds + rest for seconds in SECONDS_PER_LAUNCH)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -117,18 +113,25 @@ class OperationCounts(TorchDispatchMode):
             return result
         self.by_name[name] += 1
         self.linalg += "linalg" in name
-        self.launches += 5 if is_selection else LAUNCHES.get(name, 1)
+        if is_selection:
+            self.launches += 5
+        else:
+            self.launches += LAUNCHES.get(name, 1)
         tensors = [
             leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)
         ]
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         formula = flop_registry.get(func._overloadpacket)
-        flops = formula(*args, **kwargs, out_val=result) if formula is not None else 0
+        flops = 0
+        if formula is not None:
+            flops = formula(*args, **kwargs, out_val=result)
         self.bytes_moved += num_bytes
         self.flops += flops
         is_double = any(tensor.dtype == torch.float64 for tensor in tensors)
         for gpu, peaks in GPUS.items():
-            peak = peaks.float64 if is_double else peaks.float32
+            peak = peaks.float32
+            if is_double:
+                peak = peaks.float64
             self.busy_seconds[gpu] += max(flops / (PEAK_SHARE * peak), num_bytes / peaks.bandwidth)
         return result
 
@@ -150,20 +153,13 @@ def count_operations(function):
 @contextmanager
 def as_on_a_gpu():
     """Take the ways that a GPU takes, on tensors of a CPU: nothing by NumPy, and large blocks."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("vpmetrics.")]
-    with patch.object(pair_blocks, "BLOCK_SIZE", pair_blocks._GPU_BLOCK_SIZE):
-        patches = [
-            patch.object(module, "is_numpy_ready", _never)
-            for module in modules
-            if "is_numpy_ready" in vars(module)
-        ]
-        for each in patches:
-            each.start()
-        try:
-            yield
-        finally:
-            for each in patches:
-                each.stop()
+    with ExitStack() as patches:
+        block_size = pair_blocks._GPU_BLOCK_SIZE
+        patches.enter_context(patch.object(pair_blocks, "BLOCK_SIZE", block_size))
+        for name, module in list(sys.modules.items()):
+            if name.startswith("vpmetrics.") and "is_numpy_ready" in vars(module):
+                patches.enter_context(patch.object(module, "is_numpy_ready", _never))
+        yield
 
 
 def _never(_):

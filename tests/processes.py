@@ -1,5 +1,6 @@
-"""Processes that tests start: forked from one that has imported what they need, as imports take
-longer than tests.
+"""Start the processes of tests: forked from one that has imported what they need.
+
+Imports take longer than tests.
 """
 
 import multiprocessing
@@ -16,8 +17,9 @@ multiprocessing.set_forkserver_preload(
 
 
 def run(function: Callable[..., None], processes: int, *args: Any) -> None:
-    """Call the function in so many processes, each with its number and how many there are, and wait
-    for them.
+    """Call the function in so many processes, and wait for them.
+
+    Each gets its number, how many there are, and the arguments.
     """
     # As bytes: each tensor would be sent as a file of its own, of which there can be but some.
     packed = pickle.dumps((processes, *args))

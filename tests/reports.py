@@ -26,19 +26,23 @@ def compute(metric, *rows, **columns):
 
 
 def make_report(rows=None, **settings):
-    """Return the report of rows, a dictionary or a tuple, with all scalars and without attacks
-    unless told.
-    """
+    """Return the report of rows, a dictionary or a tuple: all scalars, by default no attacks."""
     metric = Everything(**settings)
-    rows = voices() if rows is None else rows
-    metric.update(**rows) if isinstance(rows, dict) else metric.update(*rows)
+    if rows is None:
+        rows = voices()
+    if isinstance(rows, dict):
+        metric.update(**rows)
+    else:
+        metric.update(*rows)
     return metric.report()
 
 
 def score_report(*seeds, fit=None, **settings):
     """Return the report of made-up trials of OP, or of OO, OP and PP for several seeds."""
-    names = ("OP",) if len(seeds) == 1 else ("OO", "OP", "PP")
-    trials = {name: make_trials(seed) for name, seed in zip(names, seeds, strict=False)}
+    conditions = ("OO", "OP", "PP")
+    if len(seeds) == 1:
+        conditions = ("OP",)
+    trials = {name: make_trials(seed) for name, seed in zip(conditions, seeds, strict=False)}
     return report_trials(trials, fit, **{"num_speakers": 6} | settings)
 
 
@@ -47,8 +51,8 @@ def assert_replicates(report, without_each, coarse):
     speakers.
 
     Bins of linkability and slopes of local information stay as they are with all speakers, and tied
-    scores stay tied: keys with a ``coarse`` part may differ to first order, all others to second
-    order.
+    scores stay tied: keys with a ``coarse`` name in them may differ to first order, all others to
+    second order.
     """
     for key, change in report.jackknife.changes.items():
         # A report of fewer speakers draws other conversations; replicates leave speakers out of the
@@ -56,7 +60,11 @@ def assert_replicates(report, without_each, coarse):
         if report.scalars[key].isnan() or "conversation" in key:
             continue
         expected = torch.stack([values[key] - report.scalars[key] for values in without_each])
-        share, offset = (1.0, 5e-3) if any(part in key for part in coarse) else (0.15, 2e-3)
+        share = 0.15
+        offset = 2e-3
+        if any(name in key for name in coarse):
+            share = 1.0
+            offset = 5e-3
         spread = (expected - expected.mean()).square().mean().sqrt()
         allowed = share * spread + 0.003 * abs(report.scalars[key]) + offset
         assert (change - expected).square().mean().sqrt() <= allowed, key

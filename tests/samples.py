@@ -11,17 +11,17 @@ def people(seed=0, number=12, each=6, width=8, noise=1.0, dtype=torch.float64):
     draw = torch.Generator().manual_seed(seed)
     speakers = torch.arange(number).repeat_interleave(each) * 7 - 20
     voices = torch.randn(number, width, generator=draw, dtype=dtype).repeat_interleave(each, 0)
-    original, protected = (
-        voices + noise * torch.randn(voices.shape, generator=draw, dtype=dtype) for _ in range(2)
-    )
+    original = voices + noise * torch.randn(voices.shape, generator=draw, dtype=dtype)
+    protected = voices + noise * torch.randn(voices.shape, generator=draw, dtype=dtype)
     return original, protected, speakers
 
 
 def fading_voices(
     speakers=40, utterances=10, width=48, seed=0, within=1.1, falls=0.97, dtype=torch.float64
 ):
-    """Gaussian voices whose dimensions matter less and less, their speakers and the generator for
-    what comes next.
+    """Gaussian voices whose dimensions matter less and less, and their speakers.
+
+    The third result is the generator, for what comes next.
     """
     draw = torch.Generator().manual_seed(seed)
     names = torch.arange(speakers).repeat_interleave(utterances)
@@ -53,40 +53,41 @@ def utterances(seed=0, rows=90, speakers=12, dtype=torch.float64, noise=1.0):
 
 
 def voices(speakers=12, utterances=8, leak=0.4, seed=0, sessions=None):
-    """Original voices, and protected ones that keep some of them, as arguments of ``update``;
-    float64.
-    """
+    """Original voices, and protected ones that keep some of them, for ``update``; float64."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    who = torch.arange(speakers).repeat_interleave(utterances)
-    mean, pseudo = draw(2, speakers, 16)
+    names = torch.arange(speakers).repeat_interleave(utterances)
+    voice_of_speaker, pseudo_voice_of_speaker = draw(2, speakers, 16)
+    voice = voice_of_speaker[names]
+    pseudo_voice = pseudo_voice_of_speaker[names]
     rows = {
-        "original": mean[who] + draw(len(who), 16),
-        "protected": leak * mean[who] + 0.6 * pseudo[who] + draw(len(who), 16),
-        "speakers": who,
+        "original": voice + draw(len(names), 16),
+        "protected": leak * voice + 0.6 * pseudo_voice + draw(len(names), 16),
+        "speakers": names,
     }
-    return rows if sessions is None else {**rows, "sessions": torch.arange(len(who)) % sessions}
+    if sessions is not None:
+        rows["sessions"] = torch.arange(len(names)) % sessions
+    return rows
 
 
 def trials(spread=0.6, speakers=6, utterances=4, seed=0, tied=False):
-    """Scores of all pairs of protected with original utterances, without a recording and itself;
-    labels; speakers.
-    """
+    """Scores of all pairs of two sides but a recording and itself, their labels and speakers."""
     draw = torch.Generator().manual_seed(seed)
     names = torch.randperm(speakers, generator=draw).repeat_interleave(utterances) * 3 - 7
-    centres = spread * torch.randn(
-        speakers, 8, generator=draw, dtype=torch.float64
-    ).repeat_interleave(utterances, 0)
-    sides = [
-        centres + torch.randn(*centres.shape, generator=draw, dtype=torch.float64) for _ in range(2)
-    ]
-    kept = ~torch.eye(len(names), dtype=torch.bool)
-    scores = (sides[0] @ sides[1].T)[kept]
-    rows, columns = (side[kept] for side in torch.meshgrid(names, names, indexing="ij"))
-    return scores.round() if tied else scores, rows == columns, (rows, columns)
+    centre_of_speaker = spread * torch.randn(speakers, 8, generator=draw, dtype=torch.float64)
+    centres = centre_of_speaker.repeat_interleave(utterances, 0)
+    enrolment = centres + torch.randn(*centres.shape, generator=draw, dtype=torch.float64)
+    test = centres + torch.randn(*centres.shape, generator=draw, dtype=torch.float64)
+    is_trial = ~torch.eye(len(names), dtype=torch.bool)
+    scores = (enrolment @ test.T)[is_trial]
+    if tied:
+        scores = scores.round()
+    enrolment_names, test_names = torch.meshgrid(names, names, indexing="ij")
+    speakers_of_trials = (enrolment_names[is_trial], test_names[is_trial])
+    return scores, speakers_of_trials[0] == speakers_of_trials[1], speakers_of_trials
 
 
 def gaussians(targets, nontargets, distance=1.5, seed=0):
@@ -111,19 +112,20 @@ def singling_out_arguments(references, voices):
 
 def rates(values, prefix="rate_"):
     """The rates among those values, by number of people."""
-    return {
-        int(n): v.item()
-        for k, v in values.items()
-        if k.startswith(prefix) and (n := k[len(prefix) :]).isdigit()
-    }
+    rate_by_size = {}
+    for key, value in values.items():
+        size = key.removeprefix(prefix)
+        if key.startswith(prefix) and size.isdigit():
+            rate_by_size[int(size)] = value.item()
+    return rate_by_size
 
 
 def made_systems(number=200):
-    """Three anonymisers that confuse single utterances equally often: references and probes ``(2,
-    S, 16, 64)``.
+    """Three anonymisers that confuse single utterances equally often.
 
-    A pseudo-voice that half of all people share; a key per session, that of the probes being
-    another one; and noise of every utterance, which an attacker who has more of them averages away.
+    Each has references and probes ``(2, S, 16, 64)``. A pseudo-voice that half of all people share;
+    a key per session, that of the probes being another one; and noise of every utterance, which an
+    attacker who has more of them averages away.
     """
     draw = torch.Generator().manual_seed(0)
 

@@ -35,9 +35,8 @@ def loss(values):
 )
 def test_surrogate_and_losses_compile_to_one_graph(function):
     torch._dynamo.reset()
-    values = torch.randn(
-        24, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True
-    )
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(24, 8, generator=draw, dtype=torch.float64, requires_grad=True)
     found = []
     for run in (function, torch.compile(function, fullgraph=True, backend="eager")):
         value = run(values)

@@ -1,6 +1,4 @@
-"""What documents and project files promise: code runs and prints what they show, links, names,
-dependencies exist.
-"""
+"""What documents and project files promise: their code runs, their links and names exist."""
 
 import ast
 import dataclasses
@@ -126,13 +124,12 @@ def test_commands_in_shell_blocks_exist(capsys):
 
 
 def test_classes_and_benches_named_in_pages_and_notebooks_exist():
-    cells = [
-        cell["source"]
-        for name in NOTEBOOKS
-        for cell in read_notebook(name)
-        if cell["cell_type"] == "markdown"
-    ]
-    prose = "\n".join([text_of("README.md"), text_of("CHANGELOG.md"), *cells])
+    pages = [text_of("README.md"), text_of("CHANGELOG.md")]
+    for name in NOTEBOOKS:
+        for cell in read_notebook(name):
+            if cell["cell_type"] == "markdown":
+                pages.append(cell["source"])
+    prose = "\n".join(pages)
     prose = re.sub(r"^```.*?^```$", "", prose, flags=re.MULTILINE | re.DOTALL)
     names = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", prose)) - FOREIGN_CLASSES
     assert names <= {thing.__name__ for thing in OBJECTS.values()}
@@ -154,9 +151,8 @@ def test_docstrings_are_complete(name):
     has_own_init = getattr(thing, "__init__", None) is not torch.nn.Module.__init__
     parameters = inspect.signature(thing).parameters if has_own_init else {}
     assert "\nExample:\n    " in text
-    assert [
-        each for each in parameters if not re.search(rf"^    {each}:", text, re.MULTILINE)
-    ] == []
+    described = set(re.findall(r"^    (\w+):", text, re.MULTILINE))
+    assert [parameter for parameter in parameters if parameter not in described] == []
     assert "\nReturns:\n" in text or isinstance(thing, type) or not parameters
 
 
@@ -164,17 +160,16 @@ def functions_of(thing):
     """A function itself, or the public methods of a class with its initialiser."""
     if inspect.isfunction(thing):
         return [thing]
-    methods = [
-        method
-        for name, method in vars(thing).items()
-        if name == "__init__" or not name.startswith("_")
-    ]
+    methods = []
+    for name, method in vars(thing).items():
+        if name == "__init__" or not name.startswith("_"):
+            methods.append(method)
     # Dataclasses and named tuples have methods that nobody wrote.
-    return [
-        method
-        for method in methods
-        if inspect.isfunction(method) and method.__code__.co_filename[0] != "<"
-    ]
+    written = []
+    for method in methods:
+        if inspect.isfunction(method) and method.__code__.co_filename[0] != "<":
+            written.append(method)
+    return written
 
 
 def names_for_types(function):
@@ -212,18 +207,18 @@ def test_actions_are_pinned_by_commit_and_permissions_are_stated():
         text = path.read_text(encoding="utf-8")
         actions = re.findall(r"uses: (\S+)", text)
         assert actions
-        assert [
-            action for action in actions if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action)
-        ] == []
+        for action in actions:
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
         assert re.search(r"^permissions:", text, re.MULTILINE), path
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imported_packages_are_declared_dependencies(path):
     tree = ast.parse(path.read_text())
-    conditions = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    branches = [node for node in conditions if ast.unparse(node.test) == "TYPE_CHECKING"]
-    for_types = {id(node) for branch in branches for node in ast.walk(branch)}
+    for_types = set()
+    for branch in ast.walk(tree):
+        if isinstance(branch, ast.If) and ast.unparse(branch.test) == "TYPE_CHECKING":
+            for_types |= {id(node) for node in ast.walk(branch)}
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and id(node) not in for_types:
@@ -233,9 +228,9 @@ def test_imported_packages_are_declared_dependencies(path):
     imported = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"vpmetrics"}
     project = pytest.importorskip("tomllib").loads(text_of(PROJECT))["project"]
     extras = EXTRAS.get(path.relative_to(ROOT / "vpmetrics").parts[0], ())
-    declared = sum(
-        (project["optional-dependencies"][extra] for extra in extras), project["dependencies"]
-    )
+    declared = list(project["dependencies"])
+    for extra in extras:
+        declared += project["optional-dependencies"][extra]
     assert {DISTRIBUTIONS.get(name, name) for name in imported} <= {
         re.split(r"[\[>=<]", line)[0] for line in declared
     }
@@ -268,11 +263,10 @@ def test_contributing_guide_lists_every_module_and_uses_names_that_exist():
         path.read_text(encoding="utf-8") for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"))
     )
     tables = re.findall(r"^### `(vpmetrics/(?:\w+/)?)`.*\n\n((?:\|.*\n)+)", guide, re.MULTILINE)
-    listed = [
-        folder + name
-        for folder, table in tables
-        for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE)
-    ]
+    listed = []
+    for folder, table in tables:
+        for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE):
+            listed.append(folder + name)
     assert sorted(listed) == sorted(
         str(path.relative_to(ROOT)) for path in SOURCES if "__" not in path.name
     )

@@ -1,5 +1,6 @@
-"""Growth laws of what is dispatched: `update` costs the same whatever it gets, `compute` whatever a
-block holds.
+"""Growth laws of what is dispatched.
+
+`update` costs the same whatever it gets, `compute` whatever a block holds.
 """
 
 import warnings
@@ -46,8 +47,8 @@ def test_update_of_embeddings_is_constant_and_never_waits(name):
     metric = EMBEDDING_METRICS[name](validate_args=False)
     batches = [rows_of(size) for size in (2, 2, 40, 2)]
     counts = [count_operations(lambda rows=rows: metric.update(*rows)) for rows in batches]
-    assert len({each.total for each in counts[1:]}) == 1
-    assert all(each.syncs == 0 for each in counts)
+    assert len({operations.total for operations in counts[1:]}) == 1
+    assert all(operations.syncs == 0 for operations in counts)
 
 
 @pytest.mark.parametrize("metric", SCORE_METRICS, ids=lambda metric: metric.__name__)
@@ -55,20 +56,21 @@ def test_update_of_embeddings_is_constant_and_never_waits(name):
 def test_update_of_scores_is_constant_and_never_waits(metric, thresholds):
     if metric is vp.Cllr and thresholds:
         pytest.skip("Cllr keeps sums and takes no thresholds")
-    settings = {} if thresholds is None else {"thresholds": thresholds, "score_range": (-4, 4)}
+    settings = {}
+    if thresholds is not None:
+        settings = {"thresholds": thresholds, "score_range": (-4, 4)}
     metric = metric(validate_args=False, **settings)
-    counts = [
-        count_operations(lambda n=n: metric.update(*gaussians(n, 9 * n))) for n in (5, 5, 500, 5)
-    ]
-    assert len({each.total for each in counts[1:]}) == 1
-    assert all(each.syncs == 0 for each in counts)
+    batches = [gaussians(targets, 9 * targets) for targets in (5, 5, 500, 5)]
+    counts = [count_operations(lambda rows=rows: metric.update(*rows)) for rows in batches]
+    assert len({operations.total for operations in counts[1:]}) == 1
+    assert all(operations.syncs == 0 for operations in counts)
 
 
 @pytest.mark.parametrize("name", EMBEDDING_METRICS)
 def test_compute_is_independent_of_utterances_within_a_block(name):
-    few, many = (
-        count(EMBEDDING_METRICS[name](validate_args=False), rows_of(size))[1] for size in (5, 25)
-    )
+    make = EMBEDDING_METRICS[name]
+    _, few = count(make(validate_args=False), rows_of(5))
+    _, many = count(make(validate_args=False), rows_of(25))
     # Of many scores the steps are looked up in a table, which takes some more operations for each
     # condition.
     assert many.total <= few.total + 100
@@ -77,11 +79,10 @@ def test_compute_is_independent_of_utterances_within_a_block(name):
 
 @pytest.mark.parametrize("name", EMBEDDING_METRICS)
 def test_compute_grows_with_the_logarithm_of_trials_as_on_a_gpu(name):
+    make = EMBEDDING_METRICS[name]
     with as_on_a_gpu():
-        few, many = (
-            count(EMBEDDING_METRICS[name](validate_args=False), rows_of(size))[1]
-            for size in (5, 25)
-        )
+        _, few = count(make(validate_args=False), rows_of(5))
+        _, many = count(make(validate_args=False), rows_of(25))
     # PAV merges halves: twenty-five times the targets are five levels more, of seven to eleven.
     assert many.total <= 2 * few.total
     assert many.syncs <= few.syncs + 2
@@ -89,5 +90,6 @@ def test_compute_grows_with_the_logarithm_of_trials_as_on_a_gpu(name):
 
 @pytest.mark.parametrize("metric", SCORE_METRICS, ids=lambda metric: metric.__name__)
 def test_compute_of_scores_is_independent_of_their_number(metric):
-    few, many = (count(metric(validate_args=False), gaussians(n, 9 * n))[1] for n in (200, 20_000))
+    _, few = count(metric(validate_args=False), gaussians(200, 1_800))
+    _, many = count(metric(validate_args=False), gaussians(20_000, 180_000))
     assert many.total <= few.total + 10

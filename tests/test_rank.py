@@ -1,6 +1,4 @@
-"""The classes of rank and local disclosure: conditions, protocols, sides, the wrong sign, no
-references.
-"""
+"""The classes of rank and local disclosure: conditions, protocols, sides, no references."""
 
 import numpy as np
 import pytest
@@ -23,28 +21,38 @@ def test_class_returns_what_the_functions_return(condition, chosen):
     known = torch.rand(90, generator=torch.Generator().manual_seed(1)) < 0.4
     metric = SimilarityRankDisclosure(model="beta_binomial", condition=condition)
     # What a condition does not compare is not needed.
-    metric.update(
-        original if "O" in condition else None, protected, speakers, known if chosen else None
-    )
-    references, inputs = ({"O": original, "P": protected}[letter] for letter in condition)
-    given = inputs, speakers, references
+    given = {"protected": protected, "speakers": speakers}
+    if "O" in condition:
+        given["original"] = original
     if chosen:
-        given = inputs[~known], speakers[~known], references[known], speakers[known]
-    assert_close(metric.compute(), rank_disclosure(rank_histogram(*given), "beta_binomial"))
+        given["is_reference"] = known
+    metric.update(**given)
+    rows_of_side = {"O": original, "P": protected}
+    references = rows_of_side[condition[0]]
+    probes = rows_of_side[condition[1]]
+    if chosen:
+        histogram = rank_histogram(
+            probes[~known], speakers[~known], references[known], speakers[known]
+        )
+    else:
+        histogram = rank_histogram(probes, speakers, references)
+    assert_close(metric.compute(), rank_disclosure(histogram, "beta_binomial"))
 
 
 def test_op_excludes_only_the_same_recording():
     original, protected, speakers = utterances()
-    metric, place = SimilarityRankDisclosure(condition="OP"), torch.arange(90)
+    metric = SimilarityRankDisclosure(condition="OP")
+    recordings = torch.arange(90)
     # Originals of the first sixty, protected versions of the last sixty: thirty recordings are on
     # both sides.
-    metric.update(original=original[:60], speakers=speakers[:60], utterances=place[:60])
-    metric.update(protected=protected[30:], speakers=speakers[30:], utterances=place[30:])
+    metric.update(original=original[:60], speakers=speakers[:60], utterances=recordings[:60])
+    metric.update(protected=protected[30:], speakers=speakers[30:], utterances=recordings[30:])
     arrays = [column.numpy() for column in (original, protected, speakers)]
     both = reference.reference_scores(*(column[:60] for column in arrays))
     is_trial = (speakers[:60, None] == speakers[:60]).sum(1) > 1
-    both = [part[(place[:60] >= 30)[is_trial]] for part in both]
-    apart = reference.reference_scores(*arrays, (place < 60).numpy())
+    is_on_both_sides = (recordings[:60] >= 30)[is_trial]
+    both = [column[is_on_both_sides] for column in both]
+    apart = reference.reference_scores(*arrays, (recordings < 60).numpy())
     histogram = reference.rank_histogram(*map(np.concatenate, zip(both, apart, strict=True)))
     assert_close(metric.compute(), rank_disclosure(torch.from_numpy(histogram)))
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from reports import Everything, compute
 from samples import people
+from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vpmetrics import StrongestAttack, VoicePrivacy
@@ -19,44 +20,47 @@ def normal(*shape, seed):
 
 def test_key_per_session_links_only_within_sessions():
     original, _, names = people(number=20, each=12, width=24)
-    sessions, place = torch.arange(240) % 2, torch.arange(240) // 12
+    sessions = torch.arange(240) % 2
+    speaker_number = torch.arange(240) // 12
     # A pseudo-voice per speaker, and in each session another one, or not.
-    pseudo, noise = 2 * normal(2, 20, 24, seed=1), normal(240, 24, seed=2)
-    values = compute(
-        Everything(attacks=FEW), original, pseudo[sessions, place] + noise, names, sessions=sessions
-    )
+    pseudo_voices = 2 * normal(2, 20, 24, seed=1)
+    noise = normal(240, 24, seed=2)
+    protected = pseudo_voices[sessions, speaker_number] + noise
+    values = compute(Everything(attacks=FEW), original, protected, names, sessions=sessions)
     assert values["within_d_ece"] > 0.6
     assert values["across_d_ece"] < 0.02
     assert values["across_d_ece_strongest"] < 0.05
     assert values["within_mean_d"] > 10 * values["within_mean_d_chance"]
     assert values["across_mean_d"] < 4 * values["across_mean_d_chance"]
     assert values["op_c_ece"].abs() < 0.05
-    values = compute(Everything(), original, pseudo[0, place] + noise, names, sessions=sessions)
+    protected = pseudo_voices[0, speaker_number] + noise
+    values = compute(Everything(), original, protected, names, sessions=sessions)
     assert_close(values["within_d_ece"], values["across_d_ece"], atol=0.02, rtol=0)
 
 
 def test_calibration_is_evaluated_on_held_out_sessions():
     original, protected, names = people(number=20, each=12, width=24)
-    sessions, rows = torch.arange(240) % 3, (original, protected, names)
+    sessions = torch.arange(240) % 3
     metric = VoicePrivacy(metrics=["op_c_ece"], attacks=None)
-    found = compute(metric, *rows, sessions=sessions)["op_c_ece"]
+    found = compute(metric, original, protected, names, sessions=sessions)["op_c_ece"]
     # By hand: sessions 1 and 2 against session 0, both ways.
-    unit = [torch.nn.functional.normalize(side) for side in rows[:2]]
-    scores, same, other = (
-        unit[0] @ unit[1].T,
-        names[:, None] == names,
-        ~torch.eye(240, dtype=torch.bool),
-    )
-    runs = [
-        (scores[:, of][other[:, of]], same[:, of][other[:, of]])
-        for of in (sessions > 0, sessions == 0)
-    ]
-    values = [calibration_distortion(*runs[k], *runs[1 - k]) for k in (0, 1)]
-    assert_close(found, sum(values) / 2, atol=1e-9, rtol=0)
+    scores = normalize(original) @ normalize(protected).T
+    is_same_speaker = names[:, None] == names
+    is_trial = ~torch.eye(240, dtype=torch.bool)
+    runs = []
+    for is_tested in (sessions > 0, sessions == 0):
+        is_trial_of_run = is_trial[:, is_tested]
+        scores_of_run = scores[:, is_tested][is_trial_of_run]
+        runs.append((scores_of_run, is_same_speaker[:, is_tested][is_trial_of_run]))
+    forth = calibration_distortion(*runs[0], *runs[1])
+    back = calibration_distortion(*runs[1], *runs[0])
+    assert_close(found, (forth + back) / 2, atol=1e-9, rtol=0)
 
 
 def test_trials_stay_within_groups_and_each_group_is_reported():
-    rows, groups, metric = people(number=16, each=6), torch.arange(96) // 6 % 2, Everything()
+    rows = people(number=16, each=6)
+    groups = torch.arange(96) // 6 % 2
+    metric = Everything()
     metric.update(*rows, groups=groups)
     report = metric.report()
     assert list(report.groups) == [0, 1]
@@ -80,17 +84,12 @@ def test_missing_columns():
 
 
 def watching():
-    """A metric whose attackers learn most from what they observe, with its batch and what to
-    observe.
-    """
-    matrix = torch.linalg.qr(normal(16, 16, seed=2))[0]
-    batch, observed = (
-        (original, original @ matrix, names)
-        for original, _, names in (
-            people(number=8, each=4, width=16),
-            people(seed=1, number=30, width=16),
-        )
-    )
+    """A metric whose attackers learn most from what they observe, its batch, what to observe."""
+    rotation = torch.linalg.qr(normal(16, 16, seed=2))[0]
+    original, _, names = people(number=8, each=4, width=16)
+    batch = (original, original @ rotation, names)
+    original, _, names = people(seed=1, number=30, width=16)
+    observed = (original, original @ rotation, names)
     return StrongestAttack(attacks=FEW), batch, observed
 
 
@@ -109,7 +108,8 @@ def test_invalid_observed_batch_raises_and_keeps_the_state():
     metric, batch, observed = watching()
     metric.observe(*observed)
     expected = compute(metric, *batch)
-    narrow, missing = observed[0][:, :4], observed[0].index_fill(0, torch.tensor([3]), torch.nan)
+    narrow = observed[0][:, :4]
+    missing = observed[0].index_fill(0, torch.tensor([3]), torch.nan)
     for wrong, error, message in [
         ((narrow, narrow, observed[2]), ValueError, "`original` to be 16 wide"),
         ((missing, *observed[1:]), ValueError, "`original` to hold finite numbers"),

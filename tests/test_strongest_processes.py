@@ -1,6 +1,4 @@
-"""The strongest attack and the suite over processes: as one would say, whoever saw and observed
-what.
-"""
+"""The strongest attack and the suite over processes, whoever saw and observed what."""
 
 import warnings
 from functools import partial
@@ -27,17 +25,13 @@ def batches(seed, speakers, first=0):
     names = torch.arange(6 * speakers) % speakers
     own = torch.randn(speakers, 10, generator=draw, dtype=torch.float64)
     original = own[names] + 0.5 * torch.randn(len(names), 10, generator=draw, dtype=torch.float64)
-    turn = torch.linalg.qr(
-        torch.randn(10, 10, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    )[0]
-    protected = original @ turn
-    columns = (original, protected, names + first, torch.arange(len(names)) // speakers % 2)
-    return list(
-        zip(
-            *(column.split([len(names) // 2, 1, 7, len(names) // 2 - 8]) for column in columns),
-            strict=True,
-        )
-    )
+    draw = torch.Generator().manual_seed(7)
+    rotation = torch.linalg.qr(torch.randn(10, 10, generator=draw, dtype=torch.float64))[0]
+    protected = original @ rotation
+    sessions = torch.arange(len(names)) // speakers % 2
+    sizes = [len(names) // 2, 1, 7, len(names) // 2 - 8]
+    columns = [column.split(sizes) for column in (original, protected, names + first, sessions)]
+    return list(zip(*columns, strict=True))
 
 
 METRICS = (
@@ -58,7 +52,8 @@ def give(metric, seen, observed):
 def _process(rank, world, path):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    measured, watched = batches(0, speakers=8), batches(1, speakers=30, first=100)
+    measured = batches(0, speakers=8)
+    watched = batches(1, speakers=30, first=100)
     # Before there is a group, a process is on its own.
     expected = [give(make(), measured, watched[:3]).compute() for make in METRICS]
     assert expected[1] != give(METRICS[1](), measured, []).compute()  # what is observed counts
@@ -67,9 +62,9 @@ def _process(rank, world, path):
     )
     for seen, observed in SHARES[world]:
         for make, alone in zip(METRICS, expected, strict=True):
-            metric = give(
-                make(), [measured[i] for i in seen[rank]], [watched[i] for i in observed[rank]]
-            )
+            own_batches = [measured[number] for number in seen[rank]]
+            own_observed = [watched[number] for number in observed[rank]]
+            metric = give(make(), own_batches, own_observed)
             assert_close(metric.compute(), alone, atol=1e-9, rtol=0, equal_nan=True)
     assert all(bool(value.isnan()) for value in StrongestAttack(attacks=FEW).compute().values())
     torch.distributed.destroy_process_group()

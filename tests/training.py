@@ -24,8 +24,12 @@ PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 def _parameter(package):
     """A package as the parameter of a test, which skips where the package is not installed."""
     root = package.partition(".")[0]
-    module = importlib.import_module(package) if find_spec(root) else None
-    marks = [] if package == PACKAGES[0] else needs(root)
+    module = None
+    if find_spec(root):
+        module = importlib.import_module(package)
+    marks = []
+    if package != PACKAGES[0]:
+        marks = needs(root)
     return pytest.param(module, marks=marks, id=package)
 
 
@@ -39,8 +43,9 @@ QUIET = {
 
 
 def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **methods):
-    """A module that keeps a given share of a voice in each epoch, at a given loss; it learns its
-    epoch's number.
+    """A module that keeps a given share of a voice in each epoch, at a given loss.
+
+    It learns the number of its epoch.
     """
 
     class Anonymiser(pl.LightningModule):
@@ -58,10 +63,11 @@ def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **m
             original, noise, speakers, *utterances = batch
             epoch = min(self.current_epoch, len(shares) - 1)
             self.log("val/loss", losses[epoch])
-            sides = (original, protect(original, noise, shares[epoch]), speakers)
-            return dict(zip((*NAMES, "utterances"), (*sides, *utterances), strict=False)) | {
-                "loss": torch.zeros(())
-            }
+            protected = protect(original, noise, shares[epoch])
+            columns = (original, protected, speakers, *utterances)
+            outputs = dict(zip((*NAMES, "utterances"), columns, strict=False))
+            outputs["loss"] = torch.zeros(())
+            return outputs
 
         test_step = validation_step
 
@@ -81,9 +87,7 @@ def stepping(pl, change):
 
 
 def watch(metrics="headline", intervals=None, attacks=None, **kwargs):
-    """A monitor without attacks and conversations, which take most of its time, for tests of
-    anything else.
-    """
+    """A monitor without attacks and conversations, which take most of its time."""
     suite = VoicePrivacy(attacks=attacks, metrics=metrics, intervals=intervals, conversations=0)
     return PrivacyMonitor(suite=suite, **kwargs)
 
@@ -94,14 +98,14 @@ def keeper(privacy="val/privacy_conditions/op_d_ece", budget=0.05, **kwargs):
 
 
 def fit(pl, callbacks, module=None, val=None, epochs=4, ckpt_path=None, **kwargs):
-    options = {
-        "logger": False,
-        "enable_checkpointing": any(isinstance(c, PrivacyCheckpoint) for c in callbacks),
-    }
-    trainer = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **{**QUIET, **options, **kwargs})
-    trainer.fit(
-        module or anonymiser(pl), loader(), loader() if val is None else val, ckpt_path=ckpt_path
-    )
+    has_checkpoint = any(isinstance(callback, PrivacyCheckpoint) for callback in callbacks)
+    options = {**QUIET, "logger": False, "enable_checkpointing": has_checkpoint, **kwargs}
+    trainer = pl.Trainer(max_epochs=epochs, callbacks=callbacks, **options)
+    if module is None:
+        module = anonymiser(pl)
+    if val is None:
+        val = loader()
+    trainer.fit(module, loader(), val, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -122,9 +126,10 @@ def assert_same(actual, expected):
 
 
 def assert_logged(trainer, expected, suffix=""):
-    logged = {
-        key: trainer.callback_metrics[name_of_key("val/privacy", key) + suffix] for key in expected
-    }
+    logged = {}
+    for key in expected:
+        name = name_of_key("val/privacy", key) + suffix
+        logged[key] = trainer.callback_metrics[name]
     assert_same(logged, expected)
 
 
