@@ -102,7 +102,7 @@ def test_perfect_system_is_at_chance_level(steady):
         assert mean[key] == pytest.approx(mean[f"{key}_chance"], **tolerance), key
     if steady:  # voices of one draw of the secret link: the verdict says so
         return
-    assert mean["worst_speaker_disclosure"] == pytest.approx(mean["worst_speaker_chance"], rel=0.25)
+    assert mean["worst_speaker_disclosure"] == pytest.approx(mean["worst_speaker_chance"], rel=0.15)
     # One in twenty draws is expected to exceed all permutations.
     assert sum(float(each.scalars["worst_speaker_p"]) <= 0.05 for each in reports) <= 2
 
