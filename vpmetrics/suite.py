@@ -191,12 +191,10 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         check_choice("rank_model", rank_model, MODELS)
         check_finite_slope(slope)
         resolve_scoring(scoring)
-        self.similarity, self.scoring, self.rank_model, self.slope = (
-            similarity,
-            scoring,
-            rank_model,
-            slope,
-        )
+        self.similarity = similarity
+        self.scoring = scoring
+        self.rank_model = rank_model
+        self.slope = slope
 
     def _check_reference_given(self, is_reference: Any | None) -> None:
         if self.enrolment is not None and is_reference is None:
@@ -272,10 +270,8 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         """Return the keys of ``metrics`` without intervals."""
         if not isinstance(self.metrics, str):
             return self.metrics
-        conditions, has_attacks = (
-            tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS,
-            self.attacks is not None,
-        )
+        conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
+        has_attacks = self.attacks is not None
         every_key = scalar_keys(conditions, has_attacks, has_sessions, self.sizes)
         if self.metrics == "all":
             return every_key
@@ -310,7 +306,10 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             has_risk_intervals=has_risk_intervals and self.bandwidth is None,
             distractors=self.distractors,
         )
-        make_attacks = None if self.attacks is None else partial(self._fit_attacks, data)
+        if self.attacks is None:
+            make_attacks = None
+        else:
+            make_attacks = partial(self._fit_attacks, data)
         report = report_embeddings(data.of_encoder(0), settings, make_attacks)
         return replace(
             report,

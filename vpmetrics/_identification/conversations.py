@@ -1,5 +1,4 @@
-"""Conversations for trials: random groups of utterances of one person, drawn several times, and
-their scores.
+"""Conversations for trials: random groups of one person's utterances, drawn several times.
 
 One draw has too few trials, and a calibration fits their noise, so the trials of several draws are
 pooled. Trials are formed within a draw only, and never between a conversation and its own
@@ -28,6 +27,7 @@ _MANY_TRIALS = 1 << 20  # non-target trials of one draw, from which fewer draws 
 _MOST_TRIALS = 1 << 22  # non-target trials of all draws that are scored
 _MOST_ENTRIES = 1 << 24  # of rows that are averaged at once
 _MOST_COMPARED = 1 << 24  # pairs of recordings that are compared at once
+_SESSION_STEPS = 1 << 20  # of a random rank: sessions differ by steps, their rows within a step
 _ROWS_AT_ONCE = 512  # enrolment conversations that are compared at once, where there are many
 _SEED = 2971  # of the draws: the same for every call
 
@@ -63,8 +63,7 @@ class _Layout:
 
 
 def choose_length(tests: Utterances, condition: Condition, has_references: bool) -> int | None:
-    """Return how many utterances a conversation has: the largest length that leaves enough speakers
-    two of them.
+    """Return the largest length of conversations that leaves enough speakers two of them.
 
     Enough is half of the speakers with tests; with references one conversation of tests suffices.
     None if there is no such length.
@@ -72,10 +71,12 @@ def choose_length(tests: Utterances, condition: Condition, has_references: bool)
     if len(tests) == 0:
         return None
     names, speaker = tests.speaker_index.unique(return_inverse=True)
-    wanted = 1 if has_references else 2
+    fewest = 2
+    if has_references:
+        fewest = 1
     for length in LENGTHS:
-        number = _count_conversations(tests, speaker, len(names), condition, length)
-        if 2 * int((number >= wanted).sum()) >= len(names):
+        num_conversations = _count_conversations(tests, speaker, len(names), condition, length)
+        if 2 * int((num_conversations >= fewest).sum()) >= len(names):
             return length
     return None
 
@@ -104,17 +105,13 @@ def _count_conversations(
 
 
 def _number_sessions(sessions: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of each row's session, different for every speaker, and the speaker of each
-    session.
-    """
-    pairs, number = torch.stack([speaker, sessions]).unique(dim=1, return_inverse=True)
-    return number, pairs[0]
+    """Return a number for each row's session, different for every speaker, and its speaker."""
+    pairs, session_number = torch.stack([speaker, sessions]).unique(dim=1, return_inverse=True)
+    return session_number, pairs[0]
 
 
 def _draw_numbers(num_draws: int, count: int, device: torch.device, seed: int) -> Tensor:
-    """Return random numbers ``(K, N)``; from the host, since every kind of device has random
-    numbers of its own.
-    """
+    """Return random numbers ``(K, N)``, the same on every kind of device."""
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.rand(num_draws, count, generator=generator, dtype=torch.float64, device="cpu")
     return numbers.to(device)
@@ -123,54 +120,74 @@ def _draw_numbers(num_draws: int, count: int, device: torch.device, seed: int) -
 def _lay_out(
     side: Utterances,
     recording: Tensor,
-    numbers: Tensor,
+    random_numbers: Tensor,
     condition: Condition,
     length: int,
     is_grouped: bool,
 ) -> _Layout:
     """Return the conversations of one side in every draw.
 
-    ``recording`` ``(N,)``: column of the random ``numbers`` ``(K, R)``, the same for both sides.
+    ``recording`` ``(N,)``: column of ``random_numbers`` ``(K, R)``, the same for both sides.
     Without ``is_grouped`` every row is a conversation of its own.
     """
-    num_draws = len(numbers)
-    partition = torch.zeros_like(side.speaker_index) if side.groups is None else side.groups
+    num_draws = len(random_numbers)
+    if side.groups is None:
+        partition = torch.zeros_like(side.speaker_index)
+    else:
+        partition = side.groups
     if not is_grouped:
         rows = torch.arange(len(side), device=recording.device)
         members = rows[None, :, None].expand(num_draws, -1, 1)
         return _Layout(members, side.speaker_index, partition, side.speakers)
-    group, rank_in_group, size = _group_rows(side, recording, numbers, condition, length)
+    groups = _group_rows(side, recording, random_numbers, condition, length)
     # Rows that are left out in a draw come last, after all groups.
-    order = (group + rank_in_group).argsort(dim=1)
-    start = size.cumsum(0) - size
-    kept = size // length * length
-    place = torch.arange(int(size.sum()), device=size.device)
-    group_of_place = torch.repeat_interleave(torch.arange(len(size), device=size.device), size)
-    is_kept = place - start[group_of_place] < kept[group_of_place]
-    members = order[:, place[is_kept]].view(num_draws, -1, length)
-    first = members[0, :, 0]
-    return _Layout(members, side.speaker_index[first], partition[first], side.speakers[first])
+    order = (groups.group_of_row + groups.rank).argsort(dim=1)
+    group_start = groups.size.cumsum(0) - groups.size
+    num_kept = groups.size // length * length
+    position = torch.arange(int(groups.size.sum()), device=recording.device)
+    group_number = torch.arange(len(groups.size), device=recording.device)
+    group_of_position = torch.repeat_interleave(group_number, groups.size)
+    is_kept = position - group_start[group_of_position] < num_kept[group_of_position]
+    members = order[:, position[is_kept]].view(num_draws, -1, length)
+    # Who speaks in a conversation is the same in every draw.
+    any_member = members[0, :, 0]
+    return _Layout(
+        members, side.speaker_index[any_member], partition[any_member], side.speakers[any_member]
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _RowGroups:
+    """Groups of rows that conversations are cut out of.
+
+    ``group_of_row`` ``(K, N)`` or ``(N,)``; beyond the last group where a row is left out.
+    ``rank`` ``(K, N)``: random order within the group, in [0, 1). ``size`` ``(G,)``.
+    """
+
+    group_of_row: Tensor
+    rank: Tensor
+    size: Tensor
 
 
 def _group_rows(
-    side: Utterances, recording: Tensor, numbers: Tensor, condition: Condition, length: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the group ``(K, N)`` or ``(N,)`` and random rank in [0, 1) ``(K, N)`` of rows, and
-    group sizes ``(G,)``.
+    side: Utterances, recording: Tensor, random_numbers: Tensor, condition: Condition, length: int
+) -> _RowGroups:
+    """Return groups of rows of one speaker and side of ``is_reference``.
 
-    A conversation is cut out of one group: rows of one speaker and side of ``is_reference``; across
-    sessions also of one session where it is long enough, else of several sessions one after the
-    other.
+    Across sessions a group has one session where that is long enough, else several sessions one
+    after the other.
     """
-    rank = numbers[:, recording]
+    rank = random_numbers[:, recording]
     columns = [side.speaker_index]
     if side.is_reference is not None:
         columns.append(side.is_reference.long())
     if condition.target_sessions == "any" or side.sessions is None:
         group = torch.stack(columns).unique(dim=1, return_inverse=True)[1]
-        num_groups = int(group.amax()) + 1 if len(group) else 0
+        num_groups = 0
+        if len(group):
+            num_groups = int(group.amax()) + 1
         if side.sessions is None:
-            return group.double(), rank, count_values(group, num_groups)
+            return _RowGroups(group.double(), rank, count_values(group, num_groups))
         return _keep_one_version(recording, rank, group, num_groups)
     session, _ = _number_sessions(side.sessions, side.speaker_index)
     num_sessions = int(session.amax()) + 1
@@ -178,72 +195,77 @@ def _group_rows(
     columns.append(torch.where(is_long, session, num_sessions))
     group = torch.stack(columns).unique(dim=1, return_inverse=True)[1]
     # In a group of several sessions, rows of one session follow each other.
-    of_session = _draw_numbers(len(numbers), num_sessions, rank.device, _SEED + 1)[:, session]
-    steps = 1 << 20
-    rank = ((of_session * steps).floor() + rank) / steps
+    rank_of_session = _draw_numbers(len(random_numbers), num_sessions, rank.device, _SEED + 1)
+    rank = ((rank_of_session[:, session] * _SESSION_STEPS).floor() + rank) / _SESSION_STEPS
     rank = rank.clamp(max=1 - 1e-9)
-    return group.double(), rank, count_values(group, int(group.amax()) + 1)
+    return _RowGroups(group.double(), rank, count_values(group, int(group.amax()) + 1))
 
 
 def _keep_one_version(
     recording: Tensor, rank: Tensor, group: Tensor, num_groups: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what :func:`_group_rows` returns, with one version of every recording that was
-    protected several times.
-    """
+) -> _RowGroups:
+    """Return the groups with one version of each recording that was protected several times."""
     recordings, index = torch.stack([group, recording]).unique(dim=1, return_inverse=True)
     size = count_values(recordings[0], num_groups)
     if recordings.shape[1] == len(recording):
-        return group.double(), rank, size
-    draw = _draw_numbers(len(rank), len(recording), rank.device, _SEED + 2)
-    lowest = draw.new_ones(len(rank), recordings.shape[1])
-    lowest = lowest.scatter_reduce(1, index.expand_as(draw), draw, "amin")
-    is_chosen = draw == lowest[:, index]
-    return torch.where(is_chosen, group, num_groups).double(), rank, size
+        return _RowGroups(group.double(), rank, size)
+    priority = _draw_numbers(len(rank), len(recording), rank.device, _SEED + 2)
+    lowest = priority.new_ones(len(rank), recordings.shape[1])
+    lowest = lowest.scatter_reduce(1, index.expand_as(priority), priority, "amin")
+    is_chosen = priority == lowest[:, index]
+    return _RowGroups(torch.where(is_chosen, group, num_groups).double(), rank, size)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sides:
+    """Conversations of both sides of a fold, and the recording of every row of each side."""
+
+    enrolment: _Layout
+    test: _Layout
+    enrolment_recording: Tensor
+    test_recording: Tensor
+    is_same_side: bool
+    has_references: bool
 
 
 def _share_entries(
-    values: Tensor,
-    first: Tensor,
-    second: Tensor,
-    first_members: Tensor,
-    second_members: Tensor,
-    other: Tensor,
+    sides: _Sides, own_pairs: Tensor, enrolment_values: Tensor, test_values: Tensor
 ) -> Tensor:
-    """Return whether two conversations have an entry in common, ``(K, T)``, for pairs of
-    conversations ``(T,)``.
+    """Return whether two conversations have a value in common, ``(K, T)``, for pairs ``(2, T)``.
 
-    ``values``: one entry per row of the first side, ``other``: of the second side.
+    ``enrolment_values``: one per row of that side, ``test_values``: of the other side.
     """
-    num_draws, _, length = first_members.shape
-    at_once = max(1, _MOST_COMPARED // max(1, num_draws * length * second_members.shape[2]))
-    parts = [torch.zeros(num_draws, 0, dtype=torch.bool, device=values.device)]
-    for one, another in zip(first.split(at_once), second.split(at_once), strict=True):
-        first_values = values[first_members[:, one]]
-        second_values = other[second_members[:, another]]
-        is_equal = first_values[..., :, None] == second_values[..., None, :]
-        parts.append(is_equal.flatten(2).any(2))
-    return torch.cat(parts, dim=1)
+    enrolment_members = sides.enrolment.members
+    test_members = sides.test.members
+    num_draws, _, length = enrolment_members.shape
+    values_per_pair = num_draws * length * test_members.shape[2]
+    pairs_at_once = max(1, _MOST_COMPARED // max(1, values_per_pair))
+    is_shared = [torch.zeros(num_draws, 0, dtype=torch.bool, device=enrolment_values.device)]
+    for pairs in own_pairs.split(pairs_at_once, dim=1):
+        values = enrolment_values[enrolment_members[:, pairs[0]]]
+        other_values = test_values[test_members[:, pairs[1]]]
+        is_equal = values[..., :, None] == other_values[..., None, :]
+        is_shared.append(is_equal.flatten(2).any(2))
+    return torch.cat(is_shared, dim=1)
 
 
-def _next_speaker(enrolment: _Layout, first: Tensor) -> Tensor:
-    """Return for enrolment conversations the conversation of the next speaker at the same place,
-    ``(T,)``.
+def _find_next_speaker(enrolment: _Layout, conversation: Tensor) -> Tensor:
+    """Return the next speaker's conversation in the place of each enrolment conversation, ``(T,)``.
 
     Cyclic where that speaker has fewer; -1 where there is no other speaker in the partition.
     """
-    names, index = enrolment.speaker.unique(return_inverse=True)
-    size = count_values(index, len(names))
-    start = size.cumsum(0) - size
-    partition = torch.zeros_like(names).scatter(0, index, enrolment.partition)
-    following = torch.arange(len(names), device=names.device)
+    names, speaker = enrolment.speaker.unique(return_inverse=True)
+    num_conversations = count_values(speaker, len(names))
+    start = num_conversations.cumsum(0) - num_conversations
+    partition = torch.zeros_like(names).scatter(0, speaker, enrolment.partition)
+    next_speaker = torch.arange(len(names), device=names.device)
     for name in partition.unique():  # two or three: sexes, data sets
         members = (partition == name).nonzero().flatten()
-        following[members] = members.roll(-1)
-    own = index[first]
-    other = following[own]
-    row = start[other] + (first - start[own]) % size[other]
-    return torch.where(other == own, -1, row)
+        next_speaker[members] = members.roll(-1)
+    own_speaker = speaker[conversation]
+    other_speaker = next_speaker[own_speaker]
+    place = (conversation - start[own_speaker]) % num_conversations[other_speaker]
+    return torch.where(other_speaker == own_speaker, -1, start[other_speaker] + place)
 
 
 def score_conversations(
@@ -264,101 +286,114 @@ def score_conversations(
         is_enrolment_grouped: Whether enrolment rows are grouped; not where they are means of
             references.
     """
-    parts = []
+    of_folds: list[ConversationScores] = []
     for fold in folds:
         if len(fold.enrolment) and len(fold.test):
-            part = _score_fold(
-                fold, length, max_draws, len(folds), has_references, is_enrolment_grouped
+            is_same_side = not has_references and fold.has_same_rows
+            num_trials = _count_trials(fold, length, is_same_side, is_enrolment_grouped)
+            num_draws = _choose_draws(max_draws, num_trials * len(folds))
+            sides = _lay_out_sides(
+                fold, length, num_draws, is_same_side, has_references, is_enrolment_grouped
             )
-            parts.append(part)
-    if not parts:
+            of_folds.append(_score_fold(fold, sides, len(folds)))
+    if not of_folds:
         empty = torch.zeros(0, dtype=torch.float64)
         return ConversationScores(
             empty, empty.bool(), empty.long().expand(2, -1), empty, empty.bool()
         )
     return ConversationScores(
-        torch.cat([part.scores for part in parts]),
-        torch.cat([part.is_target for part in parts]),
-        torch.cat([part.labels for part in parts], dim=1),
-        torch.cat([part.chance_scores for part in parts]),
-        torch.cat([part.is_chance_target for part in parts]),
+        torch.cat([of_fold.scores for of_fold in of_folds]),
+        torch.cat([of_fold.is_target for of_fold in of_folds]),
+        torch.cat([of_fold.labels for of_fold in of_folds], dim=1),
+        torch.cat([of_fold.chance_scores for of_fold in of_folds]),
+        torch.cat([of_fold.is_chance_target for of_fold in of_folds]),
     )
 
 
-def _score_fold(
-    fold: TrialRows,
-    length: int,
-    max_draws: int,
-    num_folds: int,
-    has_references: bool,
-    is_enrolment_grouped: bool,
-) -> ConversationScores:
-    """Score the conversations of one fold."""
-    is_same_side = not has_references and fold.has_same_rows
-    num_pairs = len(fold.enrolment) * len(fold.test) / length ** (2 if is_enrolment_grouped else 1)
+def _count_trials(
+    fold: TrialRows, length: int, is_same_side: bool, is_enrolment_grouped: bool
+) -> float:
+    """Return about how many trials one draw has."""
+    num_pairs = len(fold.enrolment) * len(fold.test) / length
+    if is_enrolment_grouped:
+        num_pairs = num_pairs / length
     if is_same_side:
         num_pairs = num_pairs / 2
-    num_draws = max_draws
-    if num_pairs * num_folds > _MANY_TRIALS:
-        num_draws = max(_FEWEST_DRAWS, int(max_draws * _MANY_TRIALS / (num_pairs * num_folds)))
-        num_draws = min(num_draws, max_draws)
-    recordings = torch.cat([fold.enrolment.ids, fold.test.ids])
-    recording = _number_by_first_row(recordings)
-    numbers = _draw_numbers(num_draws, int(recording.amax()) + 1, recordings.device, _SEED)
-    enrolment_recording, test_recording = recording.split([len(fold.enrolment), len(fold.test)])
-    condition = fold.condition
+    return num_pairs
+
+
+def _choose_draws(max_draws: int, num_trials: float) -> int:
+    """Return how many draws are made, fewer where one has very many trials."""
+    if num_trials <= _MANY_TRIALS:
+        return max_draws
+    num_draws = max(_FEWEST_DRAWS, int(max_draws * _MANY_TRIALS / num_trials))
+    return min(num_draws, max_draws)
+
+
+def _lay_out_sides(
+    fold: TrialRows,
+    length: int,
+    num_draws: int,
+    is_same_side: bool,
+    has_references: bool,
+    is_enrolment_grouped: bool,
+) -> _Sides:
+    """Return the conversations of both sides of a fold, matched by recording."""
+    recording = _number_by_first_row(torch.cat([fold.enrolment.ids, fold.test.ids]))
+    num_recordings = int(recording.amax()) + 1
+    random_numbers = _draw_numbers(num_draws, num_recordings, recording.device, _SEED)
+    num_rows = [len(fold.enrolment), len(fold.test)]
+    enrolment_recording, test_recording = recording.split(num_rows)
+    enrolment_length = 1
+    if is_enrolment_grouped:
+        enrolment_length = length
     enrolment = _lay_out(
         fold.enrolment,
         enrolment_recording,
-        numbers,
-        condition,
-        length if is_enrolment_grouped else 1,
+        random_numbers,
+        fold.condition,
+        enrolment_length,
         is_enrolment_grouped,
     )
     test = enrolment
     if not is_same_side:
-        test = _lay_out(fold.test, test_recording, numbers, condition, length, True)
-
-    first, second = _pair_own(enrolment, test, is_same_side)
-    is_trial = _mark_trials(
-        fold,
-        enrolment,
-        test,
-        first,
-        second,
-        enrolment_recording,
-        test_recording,
-        is_same_side,
-        has_references,
+        test = _lay_out(fold.test, test_recording, random_numbers, fold.condition, length, True)
+    return _Sides(
+        enrolment, test, enrolment_recording, test_recording, is_same_side, has_references
     )
-    next_row = _next_speaker(enrolment, first)
+
+
+def _score_fold(fold: TrialRows, sides: _Sides, num_folds: int) -> ConversationScores:
+    """Score the conversations of one fold."""
+    enrolment = sides.enrolment
+    test = sides.test
+    num_draws = len(enrolment.members)
+    own_pairs = _pair_own(enrolment, test, sides.is_same_side)
+    is_trial = _mark_trials(fold, sides, own_pairs)
+    next_conversation = _find_next_speaker(enrolment, own_pairs[0])
+    chance_pairs = torch.stack([next_conversation.clamp(min=0), own_pairs[1]])
+
     # Of very many non-target trials, those with every so many of the test conversations.
     num_compared = num_draws * len(enrolment.speaker) * len(test.speaker)
     stride = max(1, math.ceil(num_compared * num_folds / _MOST_TRIALS))
     columns = torch.arange(0, len(test.speaker), stride, device=test.speaker.device)
-    rows, columns = _pair_others(enrolment, test, columns, is_same_side and stride == 1)
+    is_dense = stride == 1
+    other_pairs = _pair_others(enrolment, test, columns, sides.is_same_side and is_dense)
 
-    own_pairs = torch.stack([first, second])
-    chance_pairs = torch.stack([next_row.clamp(min=0), second])
-    other_pairs = torch.stack([rows, columns])
     scores_by_attacker = _compare_pairs(
-        fold,
-        enrolment.members,
-        test.members,
-        (own_pairs, other_pairs, chance_pairs),
-        is_dense=stride == 1,
+        fold, sides, (own_pairs, other_pairs, chance_pairs), is_dense
     )
     own_scores, other_scores, _ = scores_by_attacker[0]
     _, chance_other_scores, chance_scores = scores_by_attacker[-1]
     targets = own_scores[is_trial]
     nontargets = other_scores.flatten()
-    chance_targets = chance_scores[is_trial & (next_row >= 0)]
-    other_labels = torch.stack([enrolment.label[rows], test.label[columns]]).repeat(1, num_draws)
-    own_label = test.label[second].expand(num_draws, -1)[is_trial]
+    chance_targets = chance_scores[is_trial & (next_conversation >= 0)]
+    other_labels = torch.stack([enrolment.label[other_pairs[0]], test.label[other_pairs[1]]])
+    own_label = test.label[own_pairs[1]].expand(num_draws, -1)[is_trial]
     return ConversationScores(
         torch.cat([nontargets, targets]),
         _mark_last(len(nontargets), len(targets), targets.device),
-        torch.cat([other_labels, own_label.expand(2, -1)], dim=1),
+        torch.cat([other_labels.repeat(1, num_draws), own_label.expand(2, -1)], dim=1),
         torch.cat([chance_other_scores.flatten(), chance_targets]),
         _mark_last(len(nontargets), len(chance_targets), targets.device),
     )
@@ -369,124 +404,109 @@ def _mark_last(num_first: int, num_last: int, device: torch.device) -> Tensor:
 
 
 def _number_by_first_row(recordings: Tensor) -> Tensor:
-    """Return a number for each recording in the order of first rows, whatever the recordings are
-    called, ``(N,)``.
-    """
+    """Return a number for each recording by its first row, whatever it is called, ``(N,)``."""
     names, index = recordings.unique(return_inverse=True)
-    place = torch.arange(len(recordings), device=recordings.device)
-    first_row = torch.full_like(names, len(recordings)).scatter_reduce(0, index, place, "amin")
+    row = torch.arange(len(recordings), device=recordings.device)
+    first_row = torch.full_like(names, len(recordings)).scatter_reduce(0, index, row, "amin")
     return first_row.argsort().argsort()[index]
 
 
-def _pair_own(enrolment: _Layout, test: _Layout, is_same_side: bool) -> tuple[Tensor, Tensor]:
-    """Return the pairs of conversations of one speaker, ``(T,)`` each; both sides are sorted by
-    speaker.
-    """
+def _pair_own(enrolment: _Layout, test: _Layout, is_same_side: bool) -> Tensor:
+    """Return the pairs of one speaker's conversations, ``(2, T)``; sides are sorted by speaker."""
     start = torch.searchsorted(enrolment.speaker, test.speaker)
-    number = torch.searchsorted(enrolment.speaker, test.speaker, right=True) - start
-    second = torch.repeat_interleave(torch.arange(len(number), device=number.device), number)
-    place = torch.arange(len(second), device=number.device) - (number.cumsum(0) - number)[second]
-    first = start[second] + place
+    num_pairs = torch.searchsorted(enrolment.speaker, test.speaker, right=True) - start
+    test_conversation = torch.arange(len(num_pairs), device=num_pairs.device)
+    column = torch.repeat_interleave(test_conversation, num_pairs)
+    pair = torch.arange(len(column), device=column.device)
+    place = pair - (num_pairs.cumsum(0) - num_pairs)[column]
+    own_pairs = torch.stack([start[column] + place, column])
     if is_same_side:
-        is_ordered = first < second
-        return first[is_ordered], second[is_ordered]
-    return first, second
+        return own_pairs[:, own_pairs[0] < own_pairs[1]]
+    return own_pairs
 
 
-def _pair_others(
-    enrolment: _Layout, test: _Layout, columns: Tensor, is_unordered: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the pairs of conversations of two speakers of one partition, for some test
-    conversations.
-    """
+def _pair_others(enrolment: _Layout, test: _Layout, columns: Tensor, is_unordered: bool) -> Tensor:
+    """Return the pairs of two speakers of one partition, ``(2, T)``, in some test columns."""
     is_other = enrolment.speaker[:, None] != test.speaker[columns]
     is_other = is_other & (enrolment.partition[:, None] == test.partition[columns])
     if is_unordered:
         is_other = is_other.triu(1)
     rows, index = is_other.nonzero().unbind(1)
-    return rows, columns[index]
+    return torch.stack([rows, columns[index]])
 
 
-def _mark_trials(
-    fold: TrialRows,
-    enrolment: _Layout,
-    test: _Layout,
-    first: Tensor,
-    second: Tensor,
-    enrolment_recording: Tensor,
-    test_recording: Tensor,
-    is_same_side: bool,
-    has_references: bool,
-) -> Tensor:
+def _mark_trials(fold: TrialRows, sides: _Sides, own_pairs: Tensor) -> Tensor:
     """Return which pairs of conversations of one speaker are trials in each draw, ``(K, T)``."""
-    is_trial = torch.ones(len(enrolment.members), len(first), dtype=torch.bool, device=first.device)
-    pairs = (first, second, enrolment.members, test.members)
+    num_draws = len(sides.enrolment.members)
+    is_trial = torch.ones(num_draws, own_pairs.shape[1], dtype=torch.bool, device=own_pairs.device)
+    # Within one side conversations share recordings only where there are versions of these.
     has_versions = fold.test.sessions is not None
-    if not has_references and not (is_same_side and not has_versions):
-        is_trial = is_trial & ~_share_entries(enrolment_recording, *pairs, test_recording)
-    wanted = fold.condition.target_sessions
-    if wanted == "other" and fold.enrolment.sessions is not None and fold.test.sessions is not None:
-        is_trial = is_trial & ~_share_entries(fold.enrolment.sessions, *pairs, fold.test.sessions)
+    if not sides.has_references and (has_versions or not sides.is_same_side):
+        is_shared = _share_entries(
+            sides, own_pairs, sides.enrolment_recording, sides.test_recording
+        )
+        is_trial = is_trial & ~is_shared
+    enrolment_sessions = fold.enrolment.sessions
+    test_sessions = fold.test.sessions
+    is_across = fold.condition.target_sessions == "other"
+    if is_across and enrolment_sessions is not None and test_sessions is not None:
+        is_shared = _share_entries(sides, own_pairs, enrolment_sessions, test_sessions)
+        is_trial = is_trial & ~is_shared
     return is_trial
 
 
 def _compare_pairs(
-    fold: TrialRows,
-    enrolment_members: Tensor,
-    test_members: Tensor,
-    lists: Sequence[Tensor],
-    is_dense: bool,
+    fold: TrialRows, sides: _Sides, lists: Sequence[Tensor], is_dense: bool
 ) -> list[list[Tensor]]:
-    """Return for each attacker the scores of several lists of pairs of conversations ``(2, P)``,
-    ``(K, P)`` each.
+    """Return for each attacker the scores ``(K, P)`` of each list of pairs ``(2, P)``.
 
     With ``is_dense`` all pairs are compared at once, else only blocks that hold some of a list.
     """
+    enrolment_members = sides.enrolment.members
+    test_members = sides.test.members
     num_draws = len(enrolment_members)
-    entries = (
-        max(enrolment_members[0].numel(), test_members[0].numel()) * fold.enrolment_rows.shape[1]
-    )
-    at_once = max(1, _MOST_ENTRIES // max(1, entries))
-    chunks: list[list[list[Tensor]]] = []  # by chunk of draws, attacker and list
-    for start in range(0, num_draws, at_once):
-        draws = slice(start, start + at_once)
-        by_attacker = []
-        for enrolment_rows, test_rows in fold.average(
-            enrolment_members[draws], test_members[draws]
-        ):
+    num_averaged = max(enrolment_members[0].numel(), test_members[0].numel())
+    entries_of_draw = num_averaged * fold.enrolment_rows.shape[1]
+    draws_at_once = max(1, _MOST_ENTRIES // max(1, entries_of_draw))
+    # by attacker, list and some draws
+    collected: list[list[list[Tensor]]] = []
+    for first_draw in range(0, num_draws, draws_at_once):
+        draws = slice(first_draw, first_draw + draws_at_once)
+        averaged = fold.average(enrolment_members[draws], test_members[draws])
+        for attacker, (enrolment_rows, test_rows) in enumerate(averaged):
+            if attacker == len(collected):
+                collected.append([[] for _ in lists])
             if is_dense:
-                scores = round_scores(fold.compare(enrolment_rows, test_rows))
-                by_attacker.append([scores[:, pairs[0], pairs[1]] for pairs in lists])
-            else:
-                by_attacker.append(
-                    [_compare_listed(fold, enrolment_rows, test_rows, pairs) for pairs in lists]
-                )
-        chunks.append(by_attacker)
-    return [
-        [torch.cat(scores_of_chunks) for scores_of_chunks in zip(*scores_of_attacker, strict=True)]
-        for scores_of_attacker in zip(*chunks, strict=True)
-    ]
+                all_scores = round_scores(fold.compare(enrolment_rows, test_rows))
+            for pairs, scores_of_draws in zip(lists, collected[attacker], strict=True):
+                if is_dense:
+                    scores_of_draws.append(all_scores[:, pairs[0], pairs[1]])
+                else:
+                    scores = _compare_listed(fold, enrolment_rows, test_rows, pairs)
+                    scores_of_draws.append(scores)
+    scores_by_attacker: list[list[Tensor]] = []
+    for scores_by_list in collected:
+        scores_by_attacker.append([torch.cat(scores) for scores in scores_by_list])
+    return scores_by_attacker
 
 
 def _compare_listed(
     fold: TrialRows, enrolment_rows: Tensor, test_rows: Tensor, pairs: Tensor
 ) -> Tensor:
-    """Return the scores of listed pairs ``(2, P)`` of many conversations, ``(K, P)``, block by
-    block.
-    """
+    """Return the scores ``(K, P)`` of listed pairs ``(2, P)`` of many conversations, by block."""
     order = pairs[0].argsort(stable=True)
     ordered = pairs[:, order]
     num_draws, num_rows, _ = enrolment_rows.shape
     bounds = torch.arange(0, num_rows + _ROWS_AT_ONCE, _ROWS_AT_ONCE, device=pairs.device)
     ends = torch.searchsorted(ordered[0].contiguous(), bounds).tolist()
-    result = enrolment_rows.new_empty(num_draws, pairs.shape[1])
+    scores_of_pairs = enrolment_rows.new_empty(num_draws, pairs.shape[1])
     for block, (start, end) in enumerate(pairwise(ends)):
         if start == end:
             continue
-        first = block * _ROWS_AT_ONCE
+        first_row = block * _ROWS_AT_ONCE
+        rows = enrolment_rows[:, first_row : first_row + _ROWS_AT_ONCE]
         columns, column = ordered[1, start:end].unique(return_inverse=True)
-        scores = fold.compare(
-            enrolment_rows[:, first : first + _ROWS_AT_ONCE], test_rows[:, columns]
-        )
-        result[:, order[start:end]] = round_scores(scores)[:, ordered[0, start:end] - first, column]
-    return result
+        block_scores = round_scores(fold.compare(rows, test_rows[:, columns]))
+        row = ordered[0, start:end] - first_row
+        scores_of_pairs[:, order[start:end]] = block_scores[:, row, column]
+    return scores_of_pairs

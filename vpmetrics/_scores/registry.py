@@ -64,7 +64,9 @@ CONDITION_TITLES = {
     ),
 }
 
-_DISCLOSURE, _SHARE, _NO_END = (0.0, FULL_DISCLOSURE), (0.0, 1.0), math.inf
+_DISCLOSURE = (0.0, FULL_DISCLOSURE)
+_SHARE = (0.0, 1.0)
+_NO_END = math.inf
 # an extreme, a chance level, a single speaker or a count
 _Level = partial(Scalar, has_interval=False)
 
@@ -562,22 +564,21 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
         ),
     ),
 }
-FAMILIES = {
-    family: tuple(replace(entry, family=family) for entry in entries)
-    for family, entries in _TABLE.items()
-}
+FAMILIES: dict[str, tuple[Scalar, ...]] = {}
+for _family, _entries in _TABLE.items():
+    FAMILIES[_family] = tuple(replace(entry, family=_family) for entry in _entries)
 OF_POPULATION = ("population", "attacked_population")
 OF_SYSTEM = ("headline", "system", "relative")
 OF_CONDITION = ("score", "chance", "matrix", "rank", "local", "speaker")
 OF_RISKS = ("found", "conversation")  # of conditions in which speakers should be hidden
-_REQUIRED = {  # families that numbers of the whole system are computed from
+_REQUIRED: dict[
+    str, tuple[tuple[str, str], ...]
+] = {  # families that numbers of the whole system are computed from
     "deid": (("OO", "matrix"), ("OP", "matrix")),
     "gvd": (("OO", "matrix"), ("PP", "matrix")),
-    **{
-        entry.key: tuple((name, "score") for name in WITHOUT_SESSIONS)
-        for entry in FAMILIES["relative"]
-    },
 }
+_SCORES_WITHOUT_SESSIONS = tuple((name, "score") for name in WITHOUT_SESSIONS)
+_REQUIRED |= dict.fromkeys((entry.key for entry in FAMILIES["relative"]), _SCORES_WITHOUT_SESSIONS)
 # Families that the larger of OP and PP (with sessions: across) is computed from.
 _REQUIRED_WHERE_HIDDEN = {
     "disclosure": "attack",
@@ -592,7 +593,10 @@ _REQUIRED_WHERE_HIDDEN = {
 _BY_KEY_OF_SYSTEM: dict[str, Scalar] = {}
 _BY_KEY_OF_CONDITION: dict[str, Scalar] = {}
 for _family, _entries in FAMILIES.items():
-    _entry_by_key = _BY_KEY_OF_SYSTEM if _family in OF_SYSTEM else _BY_KEY_OF_CONDITION
+    if _family in OF_SYSTEM:
+        _entry_by_key = _BY_KEY_OF_SYSTEM
+    else:
+        _entry_by_key = _BY_KEY_OF_CONDITION
     _entry_by_key.update({_entry.key: _entry for _entry in _entries})
 _BY_KEY = _BY_KEY_OF_CONDITION | _BY_KEY_OF_SYSTEM
 _OF_SIZE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_strongest)?(_error)?")
@@ -621,28 +625,37 @@ _HEADLINE_OF_CONDITION = (
 
 
 def hidden_conditions(conditions: Iterable[str]) -> list[str]:
-    """Return the conditions in which speakers should be hidden: OP, and PP or with sessions across;
-    also unnamed.
+    """Return the conditions in which speakers should be hidden: OP, and PP or across; also unnamed.
+
+    It is across where there are sessions.
     """
     names = list(conditions)
-    protected = "across" if "across" in names else "PP"
+    protected = _hidden_protected_condition("across" in names)
     return [name for name in ("OP", protected, "") if name in names]
+
+
+def _hidden_protected_condition(has_sessions: bool) -> str:
+    """Return the condition in which protected speech should not link."""
+    if has_sessions:
+        return "across"
+    return "PP"
 
 
 def scalar_key(condition: str, key: str) -> str:
     """Return the key of a number of a condition; without a condition the key itself."""
-    return f"{condition.lower()}_{key}" if condition else key
+    if not condition:
+        return key
+    return f"{condition.lower()}_{key}"
 
 
 def scalar(key: str) -> Scalar:
-    """Return what a key of :class:`vpmetrics.VoicePrivacy` means: heading, unit, direction,
-    description and range.
+    """Return what a key of :class:`vpmetrics.VoicePrivacy` means.
 
     Args:
         key: Such as ``deid``, ``d_ece``, ``op_d_ece`` or ``op_d_ece_low``.
 
     Returns:
-        The entry of the registry.
+        The entry of the registry: heading, unit, direction, description and range.
 
     Example:
         >>> scalar("op_eer").title, scalar("op_eer").direction, scalar("op_eer").show(0.125)
@@ -654,30 +667,30 @@ def scalar(key: str) -> Scalar:
         if key.endswith(suffix):
             inner = scalar(key.removesuffix(suffix))
             return replace(inner, key=key, heading=f"{inner.heading} {name}")
-    prefix, _, rest = key.partition("_")
+    prefix, _, bare_key = key.partition("_")
     for condition in CONDITION_TITLES:
-        entry = (
-            _find_entry_of_bare_key(rest, _BY_KEY_OF_CONDITION)
-            if prefix == condition.lower()
-            else None
-        )
-        if entry is not None:
-            return replace(entry, key=key, condition=condition)
+        if prefix == condition.lower():
+            entry = _find_entry_of_bare_key(bare_key, _BY_KEY_OF_CONDITION)
+            if entry is not None:
+                return replace(entry, key=key, condition=condition)
     hint = closest_or_known_names(key, scalar_keys(tuple(CONDITION_TITLES), has_attacks=True))
     raise KeyError(f"Expected a key of VoicePrivacy, but got {key!r}. {hint}")
 
 
 def _find_entry_of_bare_key(bare_key: str, entry_by_key: Mapping[str, Scalar]) -> Scalar | None:
-    """Return the entry of a key without condition and ``_low`` or ``_high``; its number of people
-    is in the heading.
+    """Return the entry of a key without condition and ``_low`` or ``_high``.
+
+    Its number of people is in the heading.
     """
     match = _OF_SIZE.fullmatch(bare_key)
     if match is None:
         entry = entry_by_key.get(bare_key)
-        return None if entry is None or "{}" in entry.heading else entry
-    kind, size, strongest, error = match.groups(default="")
-    entry = _BY_KEY.get(kind + strongest)
-    if entry is None or (error and kind != "singling_out"):
+        if entry is None or "{}" in entry.heading:
+            return None
+        return entry
+    rate, size, strongest, error = match.groups(default="")
+    entry = _BY_KEY.get(rate + strongest)
+    if entry is None or (error and rate != "singling_out"):
         return None
     entry = replace(entry, key=bare_key, heading=entry.heading.format(f"{int(size):,}"))
     if not error:
@@ -698,11 +711,9 @@ def utility_direction(name: str) -> str:
         >>> utility_direction("WER"), utility_direction("UAR [%]")
         ('low', 'high')
     """
-    return (
-        "low"
-        if re.search(r"(?<![a-z])([a-z]er|mcd|rmse|loss|error)(?![a-z])", name.lower())
-        else "high"
-    )
+    if re.search(r"(?<![a-z])([a-z]er|mcd|rmse|loss|error)(?![a-z])", name.lower()):
+        return "low"
+    return "high"
 
 
 def required_families(
@@ -718,7 +729,8 @@ def required_families(
     for entry in map(scalar, keys):
         if entry.key in _REQUIRED_WHERE_HIDDEN:
             family = _REQUIRED_WHERE_HIDDEN[entry.key]
-            pairs.update([("OP", family), ("across" if has_sessions else "PP", family)])
+            pairs.add(("OP", family))
+            pairs.add((_hidden_protected_condition(has_sessions), family))
         else:
             pairs.update(_REQUIRED.get(entry.key, ((entry.condition, entry.family),)))
     return frozenset(pairs)
@@ -731,14 +743,14 @@ def required_score_measures(keys: Iterable[str]) -> frozenset[str]:
         >>> sorted(required_score_measures(["deid", "pp_linkability"]))
         ['d_ece', 'd_ece_reversed', 'eer', 'linkability']
     """
-    entries = [scalar(key) for key in keys]
-    named = {
-        entry.key.removeprefix(scalar_key(entry.condition, ""))
-        for entry in entries
-        if entry.condition
-    }
-    relative = {"min_cllr"} if any(entry.family == "relative" for entry in entries) else set()
-    return frozenset(({"d_ece", "d_ece_reversed", "eer"} | named | relative) & set(SCORE_MEASURES))
+    required = {"d_ece", "d_ece_reversed", "eer"}
+    for key in keys:
+        entry = scalar(key)
+        if entry.condition:
+            required.add(entry.key.removeprefix(scalar_key(entry.condition, "")))
+        if entry.family == "relative":
+            required.add("min_cllr")
+    return frozenset(required & set(SCORE_MEASURES))
 
 
 def add_interval_keys(keys: Iterable[str]) -> Iterator[str]:
@@ -760,22 +772,20 @@ def headline_keys(has_attacks: bool = True, has_sessions: bool = False) -> tuple
         >>> len(headline_keys()), len(headline_keys(has_sessions=True))
         (29, 31)
     """
-    of_condition = [
-        key for key in _HEADLINE_OF_CONDITION if has_attacks or _BY_KEY[key].family != "attack"
-    ]
-    named = [
-        scalar_key(name, key)
-        for name in ("OP", "across" if has_sessions else "PP")
-        for key in of_condition
-    ]
+    keys = list(_HEADLINE_OF_SYSTEM)
+    for condition in ("OP", _hidden_protected_condition(has_sessions)):
+        for key in _HEADLINE_OF_CONDITION:
+            if has_attacks or _BY_KEY[key].family != "attack":
+                keys.append(scalar_key(condition, key))
     if has_sessions:
-        named += ["within_d_ece", "within_eer"]
-    return (*_HEADLINE_OF_SYSTEM, *named, "op_l_w", "op_tag")
+        keys += ["within_d_ece", "within_eer"]
+    return (*keys, "op_l_w", "op_tag")
 
 
 def bare_population_keys(keys: Iterable[str]) -> tuple[str, ...]:
-    """Return the keys of measures in a population, each once and without its condition, in the
-    order of the registry.
+    """Return the keys of measures in a population, each once and without its condition.
+
+    They have the order of the registry.
 
     Example:
         >>> bare_population_keys(["op_rate_20", "op_eer", "pp_rate_20", "op_gallery"])
@@ -792,17 +802,22 @@ def bare_population_keys(keys: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_extrapolated(key: str, values: Mapping[str, float]) -> bool:
-    """Return whether a key is that of a rate for more people than the references, whose number is
-    in the values.
+    """Return whether a key is that of a rate for more people than there are references.
+
+    The number of references is in the values.
 
     Example:
         >>> is_extrapolated("op_rate_20", {"op_gallery": 12.0}), is_extrapolated("op_eer", {})
         (True, False)
     """
     entry = scalar(key)
-    match = re.search(r"rate_(\d+)(_strongest)?$", key) if entry.family in OF_POPULATION else None
-    gallery = scalar_key(entry.condition, f"gallery{match[2] or ''}") if match else ""
-    return match is not None and int(match[1]) > values.get(gallery, math.nan)
+    if entry.family not in OF_POPULATION:
+        return False
+    match = re.search(r"rate_(\d+)(_strongest)?$", key)
+    if match is None:
+        return False
+    gallery_key = scalar_key(entry.condition, f"gallery{match[2] or ''}")
+    return int(match[1]) > values.get(gallery_key, math.nan)
 
 
 def scalar_keys(
@@ -817,30 +832,45 @@ def scalar_keys(
         >>> scalar_keys(("OP",))[10:13]
         ('op_d_ece', 'op_d_ece_reversed', 'op_l_w')
     """
-    keys = [entry.key for family in ("headline", "system") for entry in FAMILIES[family]]
+    keys = _keys_of_families(("headline", "system"))
     hidden = hidden_conditions(conditions)
     for condition in conditions:
         # Original speech is not attacked.
-        families = (
-            (*OF_CONDITION, "attack", "attack_limit")
-            if has_attacks and condition != "OO"
-            else OF_CONDITION
-        )
+        if has_attacks and condition != "OO":
+            families: tuple[str, ...] = (*OF_CONDITION, "attack", "attack_limit")
+        else:
+            families = OF_CONDITION
         if condition in hidden:
             families = (*families, *OF_RISKS)
-        of_condition = [entry.key for family in families for entry in FAMILIES[family]]
-        of_condition += ["c_ece"] if has_sessions and condition == "OP" else []
-        of_condition += _population_keys(condition, sizes, has_attacks) if sizes else []
+        of_condition = _keys_of_families(families)
+        if has_sessions and condition == "OP":
+            of_condition.append("c_ece")
+        if sizes:
+            of_condition += _population_keys(condition, sizes, has_attacks)
         keys += [scalar_key(condition, key) for key in of_condition]
-    relative = FAMILIES["relative"] if set(WITHOUT_SESSIONS) <= set(conditions) else ()
-    return (*keys, *(entry.key for entry in relative))
+    if set(WITHOUT_SESSIONS) <= set(conditions):
+        keys += _keys_of_families(("relative",))
+    return tuple(keys)
+
+
+def _keys_of_families(families: Iterable[str]) -> list[str]:
+    keys: list[str] = []
+    for family in families:
+        keys += [entry.key for entry in FAMILIES[family]]
+    return keys
 
 
 def _population_keys(condition: str, sizes: Sequence[int], has_attacks: bool) -> Iterator[str]:
-    # A weak attacker's number never stands alone.
-    suffixes = ("", "_strongest") if has_attacks and condition != "OO" else ("",)
-    yield from (f"rate_{size}{suffix}" for size in sizes for suffix in suffixes)
+    suffixes = [""]
+    if has_attacks and condition != "OO":
+        suffixes.append("_strongest")  # a weak attacker's number never stands alone
+    for size in sizes:
+        for suffix in suffixes:
+            yield f"rate_{size}{suffix}"
     # conversations of several sessions cannot calibrate each other
     if condition in WITHOUT_SESSIONS:
-        yield from (f"singling_out_{size}{suffix}" for size in sizes for suffix in ("", "_error"))
-    yield from (f"gallery{suffix}" for suffix in suffixes)
+        for size in sizes:
+            yield f"singling_out_{size}"
+            yield f"singling_out_{size}_error"
+    for suffix in suffixes:
+        yield f"gallery{suffix}"

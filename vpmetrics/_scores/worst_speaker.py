@@ -32,7 +32,8 @@ _SAMPLED_SCORES = 1 << 20  # that the cells are laid by
 _MOST_SCORES = 1 << 21  # that are counted at once
 # Utterances are exchanged within neighbourhoods of so many speakers, so that memory is bounded. In
 # larger ones a permuted speaker would keep fewer of the own utterances than one in thirty.
-_MOST_SPEAKERS, _FEWEST_SPEAKERS = 32, 6
+_MOST_SPEAKERS = 32
+_FEWEST_SPEAKERS = 6
 _MOST_ROWS = 1 << 12  # of a neighbourhood of more than the fewest speakers
 _SEED = 8461  # of the permutations: the same for every call
 _LINKABILITY_DRAWS = 19

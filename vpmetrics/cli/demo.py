@@ -87,7 +87,8 @@ def demo(options: DemoOptions, console: Console) -> None:
     began = time.monotonic()
     # tensors are small, and on a busy machine threads would only wait for one another
     torch.set_num_threads(1)
-    voices, generator = demo_voices(), torch.Generator().manual_seed(options.seed)
+    voices = demo_voices()
+    generator = torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(voices.speaker_names), generator=generator)
     is_held_out = torch.isin(voices.speakers, order[:NUM_HELD_OUT])
     num_training = len(voices.speaker_names) - NUM_HELD_OUT
@@ -161,7 +162,9 @@ def _tell_story(systems: Sequence[EvaluatedSystem], console: Console) -> None:
 
 
 def _level_of(system: EvaluatedSystem) -> str:
-    return "" if system.report.headline is None else system.report.headline.level
+    if system.report.headline is None:
+        return ""
+    return system.report.headline.level
 
 
 def _train_anonymiser(
@@ -247,10 +250,8 @@ def _evaluate_systems(
         )
         system = evaluate_embeddings(name, embeddings, metric)
         systems.append(replace(system, notes=(f"{name} {_DESCRIPTIONS[name]}", *system.notes)))
-    within, across = (
-        systems[-1].scalars["within_d_ece"],
-        disclosure_in_condition(systems[-1], "across").value,
-    )
+    within = systems[-1].scalars["within_d_ece"]
+    across = disclosure_in_condition(systems[-1], "across").value
     limits = (
         "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u. An"
         " attacker with the key of a session recognises its speakers (within a session"

@@ -19,7 +19,9 @@ from vpmetrics._utterances.utterances import EvaluationData, Utterances, count_v
 if TYPE_CHECKING:
     from vpmetrics.report.privacy_report import PrivacyReport
 
-OK, WARNING, FAILED = "ok", "warning", "failed"
+OK = "ok"
+WARNING = "warning"
+FAILED = "failed"
 _DOUBTFUL_EER = 0.05  # of original speech, above which a better encoder may find more
 _USELESS_EER = 0.20  # of original speech, above which low disclosure proves nothing
 # by how much better protected speakers are told apart where both sides are swapped
@@ -105,22 +107,22 @@ def _check_encoder_training(report: PrivacyReport) -> Check:
 
 
 def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[Check]:
-    """Check on how many speakers attacks were fitted, and that the strongest finds more than
-    chance.
-    """
+    """Check on how many speakers attacks were fitted, and that they find more than chance."""
     if not report.attacks:
         message = "No attack was tried: the numbers are those of plain comparison."
-        return [Check("attacks", WARNING, message)] if set(report.conditions) - {"OO"} else []
-    numbers = []
+        if set(report.conditions) - {"OO"}:
+            return [Check("attacks", WARNING, message)]
+        return []
+    fitted_on = []
     for name in report.conditions:
-        number = values.get(scalar_key(name, "attack_speakers"), math.nan)
-        if not math.isnan(number):
-            numbers.append(number)
-    if not numbers:
+        num_speakers = values.get(scalar_key(name, "attack_speakers"), math.nan)
+        if not math.isnan(num_speakers):
+            fitted_on.append(num_speakers)
+    if not fitted_on:
         message = "Attacks need six speakers; with fewer the numbers are those of plain comparison."
         return [Check("attack speakers", FAILED, message)]
-    text = f"Attacks were fitted on {min(numbers):.0f} speakers"
-    if min(numbers) < _FEW_SPEAKERS:
+    text = f"Attacks were fitted on {min(fitted_on):.0f} speakers"
+    if min(fitted_on) < _FEW_SPEAKERS:
         checks = [Check("attack speakers", WARNING, f"{text}: they find more with more of them.")]
     else:
         checks = [Check("attack speakers", OK, f"{text}.")]
@@ -130,9 +132,11 @@ def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[C
         if values.get(key, math.nan) <= chance:
             message = f"Attackers of {name} find no more than chance would give ({chance:.3f} bit)."
             high = values.get(f"{key}_high", math.nan)
+            status = WARNING
             if not math.isnan(high):
+                status = OK
                 message += f" The interval excludes more than {high:.3f} bit."
-            checks.append(Check(f"attack on {name}", WARNING if math.isnan(high) else OK, message))
+            checks.append(Check(f"attack on {name}", status, message))
     return checks
 
 
@@ -152,7 +156,7 @@ def _check_across_targets(report: PrivacyReport) -> Check | None:
 
 
 def _find_near_pairs(side: Utterances) -> tuple[Tensor, Tensor]:
-    """Return pairs of rows that are equal but for rounding or for their length, ``(P,)`` each.
+    """Return pairs of rows ``(P,)`` that are equal but for rounding or for their length.
 
     Such rows have nearly the same projection, so only neighbours in an order of projections are
     compared.
@@ -160,15 +164,15 @@ def _find_near_pairs(side: Utterances) -> tuple[Tensor, Tensor]:
     unit_rows = normalize(widen(side.embeddings.detach()), dim=1)
     weights = torch.arange(unit_rows.shape[1], device=unit_rows.device, dtype=unit_rows.dtype).cos()
     order = (unit_rows @ weights).argsort(stable=True)
-    firsts = [order[:0]]
-    seconds = [order[:0]]
+    rows = [order[:0]]
+    near_rows = [order[:0]]
     for distance in range(1, min(_NEIGHBOURS, len(order) - 1) + 1):
-        first = order[:-distance]
-        second = order[distance:]
-        is_near = (unit_rows[first] - unit_rows[second]).norm(dim=1) < _NEAR
-        firsts.append(first[is_near])
-        seconds.append(second[is_near])
-    return torch.cat(firsts), torch.cat(seconds)
+        row = order[:-distance]
+        neighbour = order[distance:]
+        is_near = (unit_rows[row] - unit_rows[neighbour]).norm(dim=1) < _NEAR
+        rows.append(row[is_near])
+        near_rows.append(neighbour[is_near])
+    return torch.cat(rows), torch.cat(near_rows)
 
 
 def _is_collapsed(side: Utterances) -> bool:
@@ -181,9 +185,9 @@ def _check_duplicates(data: EvaluationData) -> Check:
     for name, side in (("original", data.original), ("protected", data.protected)):
         if _is_collapsed(side):
             continue
-        first, second = _find_near_pairs(side)
-        is_same_speaker = side.speakers[first] == side.speakers[second]
-        count = len(second[is_same_speaker].unique())
+        rows, near_rows = _find_near_pairs(side)
+        is_same_speaker = side.speakers[rows] == side.speakers[near_rows]
+        count = len(near_rows[is_same_speaker].unique())
         if count:
             texts.append(f"{count} {name}")
     if not texts:
@@ -200,9 +204,9 @@ def _check_same_voices_of_two_speakers(data: EvaluationData) -> Check | None:
     side = data.original
     if len(side) < 2 or _is_collapsed(side):
         return None
-    first, second = _find_near_pairs(side)
-    is_other_speaker = side.speakers[first] != side.speakers[second]
-    count = len(second[is_other_speaker].unique())
+    rows, near_rows = _find_near_pairs(side)
+    is_other_speaker = side.speakers[rows] != side.speakers[near_rows]
+    count = len(near_rows[is_other_speaker].unique())
     if not count:
         return None
     message = (
@@ -213,9 +217,7 @@ def _check_same_voices_of_two_speakers(data: EvaluationData) -> Check | None:
 
 
 def _check_unprotected(data: EvaluationData) -> Check | None:
-    """Check that protected recordings differ from their originals; None where there are no pairs of
-    both.
-    """
+    """Check that protected recordings differ from their originals; None where none has one."""
     row_of_original = find_indices(data.original.ids, data.protected.ids)
     has_original = row_of_original >= 0
     if not bool(has_original.any()) or _is_collapsed(data.protected):
@@ -230,7 +232,10 @@ def _check_unprotected(data: EvaluationData) -> Check | None:
         return Check(
             "unprotected recordings", OK, "Every protected recording differs from its original."
         )
-    who = f"All {total:,}" if count == total else f"{count:,} of {total:,}"
+    if count == total:
+        who = f"All {total:,}"
+    else:
+        who = f"{count:,} of {total:,}"
     return Check(
         "unprotected recordings", WARNING, f"{who} protected recordings equal their originals."
     )
@@ -251,7 +256,10 @@ def _check_spread(name: str, side: Utterances) -> Check | None:
     deviation = float(centred.square().sum(1).mean().sqrt())
     length = float(rows.square().sum(1).mean().sqrt())
     if not deviation > _ROUNDING * length:
-        made_by = "the encoder" if name == "original" else "the anonymiser and the encoder"
+        if name == "original":
+            made_by = "the encoder"
+        else:
+            made_by = "the anonymiser and the encoder"
         return Check(
             f"{name} embeddings",
             FAILED,
@@ -265,9 +273,7 @@ def _check_spread(name: str, side: Utterances) -> Check | None:
 
 
 def explain_missing_trials(num_speakers: int, num_utterances: int) -> str | None:
-    """Return why these numbers allow no target or no non-target trials, and what to add; None if
-    both may exist.
-    """
+    """Return why there are no trials of both kinds, and what to add; None if there may be."""
     if num_utterances == 0:
         return "There are no utterances."
     if num_speakers == 1:
@@ -297,7 +303,9 @@ def find_cause(data: EvaluationData) -> str | None:
 
 def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str]) -> Check:
     """Check that no speaker holds most of the target trials."""
-    side = data.protected if len(data.protected) else data.original
+    side = data.original
+    if len(data.protected):
+        side = data.protected
     counts = widen(count_values(side.speaker_index, len(data.speakers)))
     if missing := explain_missing_trials(int((counts > 0).sum()), len(side)):
         return Check("trials", FAILED, missing)
@@ -315,8 +323,9 @@ def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str])
 
 
 def _check_enrolment_is_anonymised(data: EvaluationData) -> Check | None:
-    """Check that references are not much nearer to their originals than tests; None with fewer than
-    two of either.
+    """Check that references are not much nearer to their originals than tests are.
+
+    None with fewer than two of either.
     """
     if data.protected.is_reference is None:
         return None
@@ -347,15 +356,14 @@ def _check_enrolment_is_anonymised(data: EvaluationData) -> Check | None:
 def check_identical_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]:
     """Return a warning for every two systems with identical scores."""
     checks = []
-    for (first, report), (second, other) in combinations(reports.items(), 2):
-        values = report.scalars
-        others = other.scalars
-        keys = [key for key in values if key in others and key.startswith(("op_", "pp_"))]
+    for name, other_name in combinations(reports, 2):
+        values = reports[name].scalars
+        other_values = reports[other_name].scalars
+        keys = [key for key in values if key in other_values and key.startswith(("op_", "pp_"))]
         keys = [key for key in keys if not bool(values[key].isnan())]
-        if keys and all(bool(values[key] == others[key]) for key in keys):
-            checks.append(
-                Check("identical systems", WARNING, f"{first} and {second} have identical scores.")
-            )
+        if keys and all(bool(values[key] == other_values[key]) for key in keys):
+            message = f"{name} and {other_name} have identical scores."
+            checks.append(Check("identical systems", WARNING, message))
     return checks
 
 
@@ -371,8 +379,7 @@ def check_missing_trials(missing: int, total: int) -> Check:
 def check_shared_text(
     names: Iterable[str], speakers: Sequence[int], is_reference: Sequence[bool] | None = None
 ) -> Check | None:
-    """Return the check whether enrolment and tests share text; None where names of utterances tell
-    no chapters.
+    """Return the check whether enrolment and tests share text; None where names tell no chapters.
 
     Args:
         names: Name of each utterance, such as ``1089-134686-0003``: speaker, chapter, utterance.
@@ -417,7 +424,7 @@ def check_shared_text(
 
 def _count_pairs(index: Tensor, is_enrolled: Tensor, is_tested: Tensor) -> int:
     """Return how many pairs of an enrolled and a tested row have the same index."""
-    number = int(index.max()) + 1
-    return int(
-        (count_values(index[is_enrolled], number) * count_values(index[is_tested], number)).sum()
-    )
+    num_values = int(index.max()) + 1
+    num_enrolled = count_values(index[is_enrolled], num_values)
+    num_tested = count_values(index[is_tested], num_values)
+    return int((num_enrolled * num_tested).sum())

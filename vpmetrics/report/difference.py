@@ -33,7 +33,10 @@ class ReportDifference:
         """Return the difference with its interval and p-value on one line."""
         entry = scalar(self.key)
         interval = f"[{entry.show(self.low)}, {entry.show(self.high)}]"
-        p_value = f"p = {self.p_value:.3f}" if self.p_value >= 0.001 else "p < 0.001"
+        if self.p_value >= 0.001:
+            p_value = f"p = {self.p_value:.3f}"
+        else:
+            p_value = "p < 0.001"
         return (
             f"{entry.heading}: {entry.show(self.difference)} {interval} {entry.unit.name},"
             f" {p_value}"

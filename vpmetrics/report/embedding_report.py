@@ -80,6 +80,13 @@ class _Collected:
         return join_jackknives(self.jackknives) if self.jackknives else None
 
 
+def _group_where(data: EvaluationData, has_intervals: bool) -> JackknifeGroups | None:
+    """Return the speakers that are left out together where there are intervals."""
+    if has_intervals:
+        return group_speakers(data)
+    return None
+
+
 def report_condition(
     data: EvaluationData,
     condition: Condition,
@@ -92,8 +99,8 @@ def report_condition(
 
     ``length``: how many utterances a conversation has; None where there are none.
     """
-    groups = None if settings.intervals is None else group_speakers(data)
-    risk_groups = group_speakers(data) if settings.has_risk_intervals else groups
+    groups = _group_where(data, settings.intervals is not None)
+    risk_groups = _group_where(data, settings.has_risk_intervals or groups is not None)
     collected = _Collected()
     pairs = form_all_pairs(data, condition, settings)
     scores = score_pairs(pairs, condition, settings)
@@ -101,9 +108,13 @@ def report_condition(
     similarity = None
     if Part.SIMILARITY in parts:
         similarity = summarise_pairs(pairs, scores, settings)
-    replicated_similarity = None if groups is None else similarity
     scored = compute_scores(
-        pairs, scores, data.speakers, risk_groups, settings, replicated_similarity
+        pairs,
+        scores,
+        data.speakers,
+        risk_groups,
+        settings,
+        replicated_similarity=None if groups is None else similarity,
     )
     collected.add(scored.scalars, scored.replicates)
     if Part.LINKABILITY_CHANCE in parts and settings.bandwidth is None:
@@ -327,7 +338,10 @@ def _try_shorter_conversations(
     shorter = [*LENGTHS, 1][LENGTHS.index(length) + 1]
     utterances = torch.full_like(report.scalars["conversation_utterances"], shorter)
     scalars = {**report.scalars, "conversation_utterances": utterances}
-    changes = {} if report.jackknife is None else {**report.jackknife.changes}
+    if report.jackknife is None:
+        changes = {}
+    else:
+        changes = {**report.jackknife.changes}
     for name, condition in computed.items():
         if Part.CONVERSATIONS not in condition.parts or condition.folds is None:
             continue
@@ -339,6 +353,9 @@ def _try_shorter_conversations(
         if part.replicates is not None:
             for key, change in part.replicates.changes.items():
                 changes[scalar_key(name, key)] = change
-    jackknife = None if report.jackknife is None else report.jackknife._replace(changes=changes)
+    if report.jackknife is None:
+        jackknife = None
+    else:
+        jackknife = report.jackknife._replace(changes=changes)
     risks = collect_risks(replace(report, scalars=scalars, jackknife=jackknife))
     return tuple(risk for risk in risks if risk.name in MAIN_RISKS)

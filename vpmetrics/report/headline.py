@@ -161,7 +161,9 @@ _LEAST_AS_N_IN_100 = 0.95  # from it on, N in 10 would say ten of ten
 
 def show_bits(value: float) -> str:
     """Return a disclosure as text."""
-    return DASH if math.isnan(value) else f"{scalar('disclosure').show(value)} bit"
+    if math.isnan(value):
+        return DASH
+    return f"{scalar('disclosure').show(value)} bit"
 
 
 def show_share(value: float) -> str:
@@ -187,7 +189,10 @@ def show_interval(risk: Risk) -> str:
 
 def describe_exposed_speaker(headline: Headline) -> str:
     """Return a sentence on the speaker who is protected worst."""
-    finding = "is protected worst" if headline.is_worst_typical else "is exposed"
+    if headline.is_worst_typical:
+        finding = "is protected worst"
+    else:
+        finding = "is exposed"
     what = f"Speaker {headline.worst_speaker} {finding}: {show_bits(headline.worst_disclosure)}"
     chance = show_bits(headline.worst_chance)
     return (
@@ -198,7 +203,9 @@ def describe_exposed_speaker(headline: Headline) -> str:
 
 def describe_utterances(number: int) -> str:
     """Return how much speech of one person the attacker has, in words."""
-    return "one utterance" if number == 1 else f"{number} utterances of one person"
+    if number == 1:
+        return "one utterance"
+    return f"{number} utterances of one person"
 
 
 def describe_share(share: float) -> str:
@@ -222,4 +229,6 @@ def describe_chance(risk: Risk) -> str:
         return "no more than chance would give"
     chance = show_risk(risk, risk.chance)
     is_within_chance = not math.isnan(risk.low_corrected) and not risk.is_shown
-    return f"not told apart from chance, {chance}" if is_within_chance else f"chance gives {chance}"
+    if is_within_chance:
+        return f"not told apart from chance, {chance}"
+    return f"chance gives {chance}"

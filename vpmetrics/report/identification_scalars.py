@@ -26,9 +26,7 @@ from vpmetrics.functional.rank import rank_disclosure
 
 
 class IdentificationNumbers(NamedTuple):
-    """Scalars of ranks and local information over all groups, inputs of all groups as one result,
-    and the jackknife.
-    """
+    """Scalars of ranks and local information over all groups, all inputs, and the jackknife."""
 
     scalars: dict[str, Tensor]
     pooled: Identification
@@ -51,7 +49,7 @@ def identify_all_groups(
     ``distractors`` ``(G, D)``: further references, of speakers whom no input is of.
     """
     is_exact = bandwidth is None
-    parts = identify_condition(
+    of_groups = identify_condition(
         data,
         condition,
         scoring,
@@ -62,67 +60,76 @@ def identify_all_groups(
         distractors=distractors,
         groups=groups,
     )
-    jackknife = None if groups is None else jackknife_scalars(parts, groups, rank_model)
-    scalars = rank_scalars(parts, rank_model)
-    pooled = pool_identifications(parts)
+    if groups is None:
+        jackknife = None
+    else:
+        jackknife = jackknife_scalars(of_groups, groups, rank_model)
+    scalars = rank_scalars(of_groups, rank_model)
+    pooled = pool_identifications(of_groups)
     if has_bits and pooled.bits is not None:
         scalars |= summarise_information(pooled.bits, pooled.linked)
         if is_exact:
             chance = pooled.chance_bits
-            scalars["alid_chance"] = (
-                torch.full_like(scalars["alid"], torch.nan) if chance is None else chance
-            )
+            if chance is None:
+                chance = torch.full_like(scalars["alid"], torch.nan)
+            scalars["alid_chance"] = chance
     return IdentificationNumbers(scalars, pooled, jackknife)
 
 
-def rank_scalars(parts: Sequence[Identification], rank_model: str) -> dict[str, Tensor]:
+def rank_scalars(of_groups: Sequence[Identification], rank_model: str) -> dict[str, Tensor]:
     """Return what the ranks of all groups disclose, and their chance level."""
     values: list[dict[str, Tensor]] = []
-    for part in parts:
-        histograms = part.histogram[None]
-        if part.chance_histograms is not None:
-            histograms = torch.cat([histograms, part.chance_histograms])
+    for found in of_groups:
+        histograms = found.histogram[None]
+        if found.chance_histograms is not None:
+            histograms = torch.cat([histograms, found.chance_histograms])
         disclosures = rank_disclosure(histograms, rank_model, validate_args=False)
-        chance = chance_mean_d(part.histogram, rank_model, len(part.trials))
-        if part.chance_histograms is not None:
+        chance = chance_mean_d(found.histogram, rank_model, len(found.trials))
+        if found.chance_histograms is not None:
             # Inputs of one speaker err together, so the closed form is a lower bound.
             chance = torch.maximum(chance, widen(disclosures["mean_d"][1:].mean()))
         own = {key: disclosure[0] for key, disclosure in disclosures.items()}
         values.append(own | {"mean_d_chance": chance})
-    return mean_over_groups(values, torch.stack([part.histogram.detach().sum() for part in parts]))
+    num_inputs = torch.stack([found.histogram.detach().sum() for found in of_groups])
+    return mean_over_groups(values, num_inputs)
 
 
-def pool_identifications(parts: Sequence[Identification]) -> Identification:
+def pool_identifications(of_groups: Sequence[Identification]) -> Identification:
     """Return the inputs of all groups as one result."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(of_groups) == 1:
+        return of_groups[0]
     combine: dict[str, Callable[[Any], Tensor]] = {
         **dict.fromkeys(("bits", "linked", "trials", "speakers", "rank_bits"), torch.cat),
         "histogram": add_padded_histograms,
-        "chance_bits": lambda each: torch.stack(each).mean(),
+        "chance_bits": lambda bits: torch.stack(bits).mean(),
     }
     pooled: dict[str, Any] = {"chance_histograms": None, "replicates": None}
     for name, function in combine.items():
-        known = [column for part in parts if (column := getattr(part, name)) is not None]
-        pooled[name] = function(known) if known else None
-    return parts[0]._replace(**pooled)
+        columns = [getattr(found, name) for found in of_groups]
+        columns = [column for column in columns if column is not None]
+        pooled[name] = None
+        if columns:
+            pooled[name] = function(columns)
+    return of_groups[0]._replace(**pooled)
 
 
 def jackknife_scalars(
-    parts: Sequence[Identification],
+    of_groups: Sequence[Identification],
     groups: JackknifeGroups,
     rank_model: str,
 ) -> Jackknife:
-    """Return the jackknife of ranks and local information, pooled over groups of the data; it
-    leaves out ``groups``.
+    """Return the jackknife of ranks and local information, pooled over groups of the data.
+
+    It leaves out ``groups``.
     """
-    replicates = [part.replicates for part in parts if part.replicates is not None]
+    replicates = [found.replicates for found in of_groups if found.replicates is not None]
     # A group of the data that keeps one speaker has no other to confuse them with, and drops out.
-    has_others = torch.stack([each.references > 1 for each in replicates])
-    inputs = torch.stack([each.histograms.sum(1) for each in replicates]) * has_others
-    sums = torch.stack([each.sums for each in replicates]) * has_others[:, None]
+    has_others = torch.stack([without.references > 1 for without in replicates])
+    inputs = torch.stack([without.histograms.sum(1) for without in replicates]) * has_others
+    sums = torch.stack([without.sums for without in replicates]) * has_others[:, None]
     disclosures = [
-        _rank_replicates(each.histograms, each.references, rank_model) for each in replicates
+        _rank_replicates(without.histograms, without.references, rank_model)
+        for without in replicates
     ]
     values = mean_over_groups(disclosures, inputs)
     count, positive_sum, negative_sum, positive, linked = sums.sum(0)
@@ -132,15 +139,18 @@ def jackknife_scalars(
         "ndr": 1 - positive / count,
         "link_rate": linked / inputs.sum(0),
     }
-    jackknife = make_jackknife(values, groups, sum(len(part.speakers.unique()) for part in parts))
-    # With fewer references there is less to disclose, so the bias shows where inputs alone are left
-    # out.
-    fewer = [rank_disclosure(each.fewer_inputs, rank_model)["mean_d"] for each in replicates]
-    weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
-    mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
+    num_speakers = sum(len(found.speakers.unique()) for found in of_groups)
+    jackknife = make_jackknife(values, groups, num_speakers)
+    # With fewer references there is less to disclose: the bias shows where inputs are left out.
+    with_fewer_inputs: list[dict[str, Tensor]] = []
+    for without in replicates:
+        disclosure = rank_disclosure(without.fewer_inputs, rank_model)
+        with_fewer_inputs.append({"mean_d": disclosure["mean_d"]})
+    weights = torch.stack([without.fewer_inputs.sum(1) for without in replicates])
+    mean_d = mean_over_groups(with_fewer_inputs, weights)["mean_d"]
     bias = {"mean_d": groups.kept_over_dropped * (mean_d[1:] - mean_d[0]).mean()}
     # Enrolled speakers without tests widen the gallery.
-    largest = max(len(part.histogram) for part in parts)
+    largest = max(len(found.histogram) for found in of_groups)
     gallery: dict[str, int] = {}
     if largest > len(groups.labels):
         gallery = {key: largest for key in values if scalar(key).is_limited_by_speakers}
@@ -153,12 +163,10 @@ def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) ->
         key: histograms.new_full((len(histograms),), torch.nan)
         for key in ("max_d", "mean_d", "id_rate")
     }
-    for number in references.unique().long().tolist():
-        rows = (references == number).nonzero().flatten()
-        if number > 1:
-            disclosure = rank_disclosure(histograms[rows, :number], rank_model)
-            values = {
-                key: each.index_copy(0, rows, disclosure[key].to(each.dtype))
-                for key, each in values.items()
-            }
+    for num_references in references.unique().long().tolist():
+        rows = (references == num_references).nonzero().flatten()
+        if num_references > 1:
+            disclosure = rank_disclosure(histograms[rows, :num_references], rank_model)
+            for key, column in values.items():
+                values[key] = column.index_copy(0, rows, disclosure[key].to(column.dtype))
     return values

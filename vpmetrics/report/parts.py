@@ -129,7 +129,9 @@ class ReportSettings:
 
     def distractors_of(self, condition: Condition) -> Tensor | None:
         """Return further enrolled speakers ``(G, D)`` of a condition; None where it has none."""
-        return None if self.distractors is None else self.distractors.get(condition.enrolment)
+        if self.distractors is None:
+            return None
+        return self.distractors.get(condition.enrolment)
 
     def needs_condition(self, condition: str) -> bool:
         """Return whether any number of a condition is needed."""
@@ -140,7 +142,9 @@ class ReportSettings:
         these conditions.
         """
         if self.families is None:
-            return frozenset(Part) if condition in hidden else frozenset(Part) - RISK_PARTS
+            if condition in hidden:
+                return frozenset(Part)
+            return frozenset(Part) - RISK_PARTS
         return frozenset(
             PART_OF_FAMILY[family] for name, family in self.families if name == condition
         )
@@ -270,19 +274,25 @@ def compute_scores(
     speakers: Tensor,
     groups: JackknifeGroups | None,
     settings: ReportSettings,
-    similarity: tuple[SimilaritySummary, Tensor | None] | None,
+    replicated_similarity: tuple[SimilaritySummary, Tensor | None] | None,
 ) -> ScoresPart:
-    """Compute the score measures; ``similarity``: summary and matrix, where replicates of these are
-    needed.
+    """Compute the score measures.
+
+    ``replicated_similarity``: summary and matrix, where replicates of these are needed.
     """
-    keys = set(SCORE_MEASURES) if settings.measures is None else settings.measures
+    keys = frozenset(SCORE_MEASURES)
+    if settings.measures is not None:
+        keys = settings.measures
     scalars = {}
     for key, measure in SCORE_MEASURES.items():
         if key in keys:
             scalars[key] = measure(scores.measure_input)
     if groups is None or not scores.is_defined:
         return ScoresPart(scalars, None, scores, None)
-    summary, matrix = (None, None) if similarity is None else similarity
+    summary: SimilaritySummary | None = None
+    matrix: Tensor | None = None
+    if replicated_similarity is not None:
+        summary, matrix = replicated_similarity
     counts = count_replicates(pairs, scores, groups, speakers, summary, matrix, settings.similarity)
     return ScoresPart(scalars, counts.make_jackknife(scalars), scores, counts)
 

@@ -17,6 +17,7 @@ from vpmetrics._identification.population import PopulationRates
 from vpmetrics._scores.condition_scores import ConditionScores
 from vpmetrics._scores.jackknife import (
     Jackknife,
+    JackknifeGroups,
     ReplicateCellCounts,
     add_intervals,
     profile_interval,
@@ -133,7 +134,9 @@ class PrivacyReport:
     @property
     def main_condition(self) -> str:
         """The condition to show first: OP, or the first one where there is no OP."""
-        return "OP" if "OP" in self.conditions else next(iter(self.conditions))
+        if "OP" in self.conditions:
+            return "OP"
+        return next(iter(self.conditions))
 
     def speaker_name(self, place: float) -> str:
         """Return the name of the speaker at a place among all, ascending; the label where names are
@@ -205,16 +208,16 @@ class EvaluatedSystem:
 
     def speaker_name(self, place: float) -> str:
         """Return the name of the speaker at a place among all, ascending."""
-        return (
-            self.speakers[int(place)]
-            if 0 <= place < len(self.speakers)
-            else self.report.speaker_name(place)
-        )
+        if 0 <= place < len(self.speakers):
+            return self.speakers[int(place)]
+        return self.report.speaker_name(place)
 
 
 def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
     """Return a name for original speech that no system has."""
-    return "original" if all(system.name != "original" for system in systems) else "original speech"
+    if all(system.name != "original" for system in systems):
+        return "original"
+    return "original speech"
 
 
 def add_checks_and_headline(
@@ -234,16 +237,14 @@ def join_conditions(
     attacks: FusedAttacker | None = None,
     of_system: Mapping[str, Tensor] | None = None,
 ) -> PrivacyReport:
-    """Return one report of all conditions, with the numbers that compare them, in the order of the
-    registry.
+    """Return one report of all conditions, with the numbers that compare them.
 
-    ``of_system``: further numbers of the whole system.
+    ``of_system``: further numbers of the whole system. Numbers have the order of the registry.
     """
-    scalars = {
-        scalar_key(name, key): value
-        for name, each in conditions.items()
-        for key, value in each.scalars.items()
-    }
+    scalars: dict[str, Tensor] = {}
+    for name, condition in conditions.items():
+        for key, value in condition.scalars.items():
+            scalars[scalar_key(name, key)] = value
     scalars |= _compare_conditions(scalars)
     scalars |= _largest_of_conditions(conditions, scalars)
     scalars |= of_system or {}
@@ -254,21 +255,35 @@ def join_conditions(
     jackknife = _join_jackknives(conditions, scalars)
     if intervals is not None:
         scalars = add_intervals(scalars, jackknife, intervals)
-    matrices, known = (
-        None,
-        {name: each.matrix for name, each in conditions.items() if each.matrix is not None},
-    )
-    if known:
-        unknown = torch.full_like(next(iter(known.values())), torch.nan)
-        oo, op, pp = (known.get(name, unknown) for name in WITHOUT_SESSIONS)
-        matrices = SimilarityMatrices(oo, op, pp, labels)
+    reported_attacks: tuple[ReportedAttack, ...] = ()
+    if attacks is not None:
+        reported_attacks = _join_attacks(attacks, conditions)
     return PrivacyReport(
         scalars,
         conditions,
-        matrices,
-        attacks=() if attacks is None else _join_attacks(attacks, conditions),
+        _join_matrices(conditions, labels),
+        attacks=reported_attacks,
         jackknife=jackknife,
         speakers=labels.unique(),
+    )
+
+
+def _join_matrices(
+    conditions: Mapping[str, ConditionReport], labels: Tensor
+) -> SimilarityMatrices | None:
+    """Return the similarity matrices, NaN where a condition has none; None where no one has any."""
+    matrices: dict[str, Tensor] = {}
+    for name, condition in conditions.items():
+        if condition.matrix is not None:
+            matrices[name] = condition.matrix
+    if not matrices:
+        return None
+    undefined = torch.full_like(next(iter(matrices.values())), torch.nan)
+    return SimilarityMatrices(
+        matrices.get("OO", undefined),
+        matrices.get("OP", undefined),
+        matrices.get("PP", undefined),
+        labels,
     )
 
 
@@ -276,17 +291,18 @@ def _join_attacks(
     attacks: FusedAttacker, conditions: Mapping[str, ConditionReport]
 ) -> tuple[ReportedAttack, ...]:
     """Return all attacks, with what each finds in every condition."""
-    results = {
-        name: each.strongest for name, each in conditions.items() if each.strongest is not None
-    }
+    results: dict[str, FusedResult] = {}
+    for name, condition in conditions.items():
+        if condition.strongest is not None:
+            results[name] = condition.strongest
     return attacks.report_attacks(results)
 
 
 def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the numbers that compare conditions, of scalars ``()`` or replicates ``(G,)`` by
-    key.
-    """
-    oo, op, pp = (values.get(f"{name}_d_diag") for name in ("oo", "op", "pp"))
+    """Return the numbers that compare conditions, of scalars ``()`` or replicates ``(G,)``."""
+    oo = values.get("oo_d_diag")
+    op = values.get("op_d_diag")
+    pp = values.get("pp_d_diag")
     compared = {}
     if oo is not None and op is not None:
         compared["deid"] = 1 - dominance_ratio(op, oo)
@@ -325,35 +341,21 @@ def _largest_of_conditions(
 def _join_jackknives(
     conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]
 ) -> Jackknife | None:
-    """Return the jackknife of all numbers of a system, by key, and of those that compare
-    conditions.
-    """
-    parts = {
-        name: each.jackknife for name, each in conditions.items() if each.jackknife is not None
-    }
-    if not parts:
+    """Return the jackknife of all numbers of a system, also of those that compare conditions."""
+    jackknife = _join_jackknives_by_condition(conditions)
+    if jackknife is None:
         return None
-    changes = {
-        scalar_key(name, key): value
-        for name, part in parts.items()
-        for key, value in part.changes.items()
-    }
-    bias = {
-        scalar_key(name, key): value
-        for name, part in parts.items()
-        for key, value in part.bias.items()
-    }
-    groups = next(iter(parts.values())).groups
-    gallery: dict[str, int] = {}
-    for name, part in parts.items():
-        for key, number in part.gallery.items():
-            gallery[scalar_key(name, key)] = number
-    replicates = {
-        key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars
-    }
+    changes = jackknife.changes
+    bias = jackknife.bias
+    replicates: dict[str, Tensor] = {}
+    for key, change in changes.items():
+        if key in scalars:
+            replicates[key] = widen(scalars[key]) + change
     with suppress_warnings():
         compared = _compare_conditions(replicates)
-    changes |= {key: value - scalars[key] for key, value in compared.items() if key in scalars}
+    for key, value in compared.items():
+        if key in scalars:
+            changes[key] = value - scalars[key]
     keys = [key for key in disclosure_keys(conditions, scalars) if key in changes]
     if keys:
         largest = max(keys, key=lambda key: float(scalars[key]))
@@ -364,4 +366,27 @@ def _join_jackknives(
         largest_of_name = largest_key(conditions, scalars, key)
         if largest_of_name is not None and largest_of_name in changes:
             changes[name] = changes[largest_of_name]
+    return jackknife
+
+
+def _join_jackknives_by_condition(conditions: Mapping[str, ConditionReport]) -> Jackknife | None:
+    """Return the jackknife of the numbers of all conditions, by key; None where no one has any."""
+    groups: JackknifeGroups | None = None
+    changes: dict[str, Tensor] = {}
+    bias: dict[str, Tensor] = {}
+    gallery: dict[str, int] = {}
+    for name, condition in conditions.items():
+        jackknife = condition.jackknife
+        if jackknife is None:
+            continue
+        if groups is None:
+            groups = jackknife.groups
+        for key, change in jackknife.changes.items():
+            changes[scalar_key(name, key)] = change
+        for key, bias_of_key in jackknife.bias.items():
+            bias[scalar_key(name, key)] = bias_of_key
+        for key, gallery_size in jackknife.gallery.items():
+            gallery[scalar_key(name, key)] = gallery_size
+    if groups is None:
+        return None
     return Jackknife(changes, bias, groups, gallery)

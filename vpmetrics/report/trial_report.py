@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -60,10 +60,10 @@ _COSTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ScoredTrials(NamedTuple):
-    """Trials of one condition: scores and labels ``(P,)``, and the places of both speakers ``(2,
-    P)`` where known.
+    """Trials of one condition: scores and labels ``(P,)``.
 
-    ``has_unordered_pairs``: both sides are the same utterances, and each pair is there once.
+    ``speakers`` ``(2, P)``: the places of both speakers, where known. ``has_unordered_pairs``: both
+    sides are the same utterances, and each pair is there once.
     """
 
     scores: Tensor
@@ -72,15 +72,14 @@ class ScoredTrials(NamedTuple):
     has_unordered_pairs: bool = False
 
     def pair_means(self, values: Tensor, num_speakers: int) -> Tensor:
-        """Return the mean value ``(S, S)`` of the trials of each pair of speakers; NaN for a pair
-        without trials.
-        """
+        """Return the mean value ``(S, S)`` of each pair of speakers; NaN without trials."""
         sums, trials = self._pair_sums(torch.stack([values, torch.ones_like(values)]), num_speakers)
         return torch.where(trials > 0, sums / trials, torch.nan)
 
     def _pair_sums(self, value_rows: Tensor, num_speakers: int) -> Tensor:
-        """Return sums ``(K, S, S)`` of K values of each trial, ``(K, P)``; unordered pairs count in
-        both orders.
+        """Return sums ``(K, S, S)`` of K values of each trial, ``(K, P)``.
+
+        Unordered pairs count in both orders.
         """
         rows, columns = self.speakers_or_raise()
         sums = value_rows.new_zeros(
@@ -88,7 +87,9 @@ class ScoredTrials(NamedTuple):
         )
         sums = sums.index_add(1, rows * num_speakers + columns, value_rows.to(sums.dtype))
         sums = sums.view(-1, num_speakers, num_speakers)
-        return sums + sums.mT if self.has_unordered_pairs else sums
+        if self.has_unordered_pairs:
+            return sums + sums.mT
+        return sums
 
     def speakers_or_raise(self) -> Tensor:
         """Return ``speakers``, ``(2, P)``; raise if they are None."""
@@ -97,8 +98,7 @@ class ScoredTrials(NamedTuple):
         return self.speakers
 
     def similarity_weight_per_trial(self, pair_derivatives: Tensor) -> Tensor:
-        """Return the derivatives of mean similarities by the calibrated value of each trial, ``(2,
-        P)``.
+        """Return derivatives of mean similarities by the calibrated value of trials, ``(2, P)``.
 
         ``pair_derivatives`` ``(2, S, S)``: those of similarities and their logarithms by the mean
         of such values.
@@ -109,32 +109,34 @@ class ScoredTrials(NamedTuple):
         is_own = torch.eye(len(trials), dtype=torch.bool, device=trials.device)
         is_known = trials > 0
         pairs = torch.where(is_own, (is_known & is_own).sum(), (is_known & ~is_own).sum())
-        # Within one side a pair stands in both orders, and so do its trials.
-        return (pair_derivatives / (trials * pairs))[:, rows, columns] * (
-            2 if self.has_unordered_pairs else 1
-        )
+        weights = (pair_derivatives / (trials * pairs))[:, rows, columns]
+        if self.has_unordered_pairs:
+            # Within one side a pair stands in both orders, and so do its trials.
+            return weights * 2
+        return weights
 
     def calibrate_across_speaker_halves(self) -> list[ScoredTrials]:
-        """Return the trials within each half of the speakers, calibrated on the other; empty if not
-        possible.
+        """Return the trials within each half of the speakers, calibrated on the other.
+
+        Empty where a half cannot be calibrated.
         """
-        halves = [(self.speakers_or_raise() % 2 == number).all(0) for number in (0, 1)]
-        trials = [(self.scores[half], self.is_target[half]) for half in halves]
+        parity = self.speakers_or_raise() % 2
+        halves: list[ScoredTrials] = []
+        for half in (0, 1):
+            is_within = (parity == half).all(0)
+            halves.append(ScoredTrials(self.scores[is_within], self.is_target[is_within]))
+        calibrated: list[ScoredTrials] = []
         with suppress_warnings():
-            runs = [
-                ScoredTrials(fit_linear_map(*fit)(own[0]), own[1])
-                for own, fit in (trials, trials[::-1])
-            ]
-        return (
-            []
-            if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs)
-            else runs
-        )
+            for own, other in (halves, halves[::-1]):
+                scores = fit_linear_map(other.scores, other.is_target)(own.scores)
+                calibrated.append(ScoredTrials(scores, own.is_target))
+        for half_trials in calibrated:
+            if len(half_trials.scores) == 0 or bool(half_trials.scores.isnan().any()):
+                return []
+        return calibrated
 
     def replicate_costs(self, key: str, llr: Tensor, groups: JackknifeGroups) -> Tensor:
-        """Return C_ECE or Cllr of log-likelihood ratios of all trials, then without each group,
-        ``(1 + G,)``.
-        """
+        """Return C_ECE or Cllr of all trials and then without each group, ``(1 + G,)``."""
         costs = widen(_COSTS[key](torch.where(self.is_target, llr, -llr)))
         first_group, second_group = groups.group_of_label[self.speakers_or_raise()]
         num_classes = 2
@@ -152,16 +154,20 @@ def calibrate_across_session_halves(
     trials_of: Callable[[EvaluationData], ScoredTrials],
     calibration: str = "linear",
 ) -> list[ScoredTrials]:
-    """Return the trials of each half of every speaker's sessions, calibrated on those of the other
-    half.
-    """
+    """Return the trials of each half of every speaker's sessions, calibrated on the other half."""
     runs = [trials_of(half._replace(processes=SINGLE_PROCESS)) for half in split_sessions(data)]
-    return [
-        attacked._replace(
-            scores=transferred_llr(*attacked[:2], *fit[:2], calibration, validate_args=False)
+    calibrated: list[ScoredTrials] = []
+    for attacked, fit in (runs, runs[::-1]):
+        scores = transferred_llr(
+            attacked.scores,
+            attacked.is_target,
+            fit.scores,
+            fit.is_target,
+            calibration,
+            validate_args=False,
         )
-        for attacked, fit in (runs, runs[::-1])
-    ]
+        calibrated.append(attacked._replace(scores=scores))
+    return calibrated
 
 
 def mean_c_ece(runs: Sequence[ScoredTrials]) -> Tensor:
@@ -176,31 +182,36 @@ def report_trials(
     similarity: str | None = "geometric",
     intervals: float | None = None,
 ) -> PrivacyReport:
-    """Return the report of scored trials by condition; their speakers are ``0 ... num_speakers -
-    1``.
+    """Return the report of scored trials by condition, of speakers ``0 ... num_speakers - 1``.
 
     ``fit``: trials of another run, on which the scores are calibrated. Without ``similarity`` there
     are no matrices.
     """
     labels = torch.arange(num_speakers)
     with collect_warnings():
-        conditions = {
-            name: _report_condition(
-                given, labels, similarity if name else None, intervals, is_hidden=name != "OO"
+        conditions: dict[str, ConditionReport] = {}
+        for name, trials_of_condition in trials.items():
+            similarity_of_condition = None
+            if name:
+                similarity_of_condition = similarity
+            conditions[name] = _report_condition(
+                trials_of_condition,
+                labels,
+                similarity_of_condition,
+                intervals,
+                is_hidden=name != "OO",
             )
-            for name, given in trials.items()
-        }
         report = join_conditions(conditions, labels, intervals=intervals)
         if fit is not None:
             attacked = trials[report.main_condition]
-            transfer, jackknife = _transfer_calibration(
-                attacked, fit, labels if intervals else None
-            )
-            scalars = (
-                transfer.scalars
-                if intervals is None
-                else add_intervals(transfer.scalars, jackknife, intervals)
-            )
+            replicated_labels = None
+            if intervals:
+                replicated_labels = labels
+            transfer, jackknife = _transfer_calibration(attacked, fit, replicated_labels)
+            if intervals is None:
+                scalars = transfer.scalars
+            else:
+                scalars = add_intervals(transfer.scalars, jackknife, intervals)
             report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
     report = replace(report, risks=collect_risks(report))
     return add_checks_and_headline(report)
@@ -220,36 +231,36 @@ def report_condition_scores(scores_by_condition: Mapping[str, ConditionScores]) 
 
 
 def _report_condition(
-    given: ScoredTrials,
+    trials: ScoredTrials,
     labels: Tensor,
     similarity: str | None,
     confidence: float | None,
     is_hidden: bool,
 ) -> ConditionReport:
-    """Return the report of one condition; who is found is asked only where speakers should be
-    hidden.
-    """
-    scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
+    """Return the report of one condition; without who is found where speakers need not hide."""
+    scores = collect_trial_scores(trials.scores, trials.is_target, trials.has_unordered_pairs)
     scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
     sign = choose_sign(scores.counts)
     if is_hidden:
         scalars["found_in_100"] = found_among_of_steps(scores.counts[sign])
     report = ConditionReport(scalars, scores, is_llr=True)
-    if given.speakers is None:
+    if trials.speakers is None:
         return report
-    report = replace(report, calibrated=given.calibrate_across_speaker_halves)
-    labels = labels.to(given.scores.device)
-    groups, weights = split_labels_into_groups(labels), None
+    report = replace(report, calibrated=trials.calibrate_across_speaker_halves)
+    labels = labels.to(trials.scores.device)
+    groups = split_labels_into_groups(labels)
+    weights = None
     if similarity:
-        (llr,) = scores.make_finder([scores.laplace_llr_of_steps()])(given.scores)
-        means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
-        matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
-        summary = summarise_matrix(matrix, given.has_unordered_pairs)
-        weights = given.similarity_weight_per_trial(
-            differentiate_similarity_by_llr(summary, matrix, similarity)[1]
-        )
+        (llr,) = scores.make_finder([scores.laplace_llr_of_steps()])(trials.scores)
+        if similarity == "sigmoid":
+            matrix = trials.pair_means(llr, len(labels)).sigmoid()
+        else:
+            matrix = trials.pair_means(logsigmoid(llr), len(labels)).exp()
+        summary = summarise_matrix(matrix, trials.has_unordered_pairs)
+        _, between_speakers = differentiate_similarity_by_llr(summary, matrix, similarity)
+        weights = trials.similarity_weight_per_trial(between_speakers)
         speakers = compute_disclosure_of_trials(
-            scores, given.scores, given.is_target, given.speakers, labels
+            scores, trials.scores, trials.is_target, trials.speakers, labels
         )
         scalars |= {
             "d_diag": summary.dominance,
@@ -261,16 +272,19 @@ def _report_condition(
         return report
     # The verdict goes by intervals, whether they are asked for or not.
     counts = count_trial_replicates(
-        scores, given.scores, given.is_target, given.speakers, groups, weights
+        scores, trials.scores, trials.is_target, trials.speakers, groups, weights
     )
-    with suppress_warnings() if confidence is None else nullcontext():
+    warnings_of_intervals: AbstractContextManager[None] = nullcontext()
+    if confidence is None:
+        warnings_of_intervals = suppress_warnings()
+    with warnings_of_intervals:
         jackknives = [counts.make_jackknife(scalars)]
         if is_hidden:
             found = {"found_in_100": found_among_of_steps(counts.measure_input.counts[sign])}
             jackknives.append(make_jackknife(found, groups, counts.min_speakers_per_class))
     if report.similarity is not None and similarity and confidence is not None:
         replicates = replicate_diagonal_dominance(
-            counts, report.similarity, groups.group_of_label, given.has_unordered_pairs, similarity
+            counts, report.similarity, groups.group_of_label, trials.has_unordered_pairs, similarity
         )
         jackknives.append(make_jackknife(replicates, groups, counts.min_speakers_per_class))
     if confidence is None:
@@ -283,27 +297,27 @@ def _report_condition(
 def _transfer_calibration(
     attacked: ScoredTrials, fit: ScoredTrials, labels: Tensor | None
 ) -> tuple[TransferredCalibration, Jackknife | None]:
-    """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and
-    their jackknife.
+    """Return the scores under a calibration fitted on another run, and their jackknife.
+
+    See figure 8 of the 2022 paper.
     """
-    llr = {
-        kind: learn(fit.scores, fit.is_target)(attacked.scores)
-        for kind, learn in CALIBRATIONS.items()
-    }
-    scalars = {}
-    for kind, values in llr.items():
-        scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
-        scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_costs_and_sizes(values, attacked.is_target))
-    other = _report_condition(
-        ScoredTrials(fit.scores, fit.is_target), torch.empty(0), None, None, is_hidden=True
-    )
+    llr: dict[str, Tensor] = {}
+    scalars: dict[str, Tensor] = {}
+    for name, learn in CALIBRATIONS.items():
+        calibrated = learn(fit.scores, fit.is_target)(attacked.scores)
+        llr[name] = calibrated
+        scalars[f"c_ece_{name}"] = llr_disclosure(calibrated, attacked.is_target)
+        costs = cllr_costs_and_sizes(calibrated, attacked.is_target)
+        scalars[f"cllr_{name}"] = cllr_from_sums(*costs)
+    fit_without_speakers = ScoredTrials(fit.scores, fit.is_target)
+    fit_report = _report_condition(fit_without_speakers, torch.empty(0), None, None, is_hidden=True)
     counts = torch.stack([~attacked.is_target, attacked.is_target])
-    transfer = TransferredCalibration(other, llr, counts, scalars)
+    transfer = TransferredCalibration(fit_report, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
         return transfer, None
     groups = split_labels_into_groups(labels.to(attacked.scores.device))
-    kinds = [(key, kind) for kind in llr for key in _COSTS]
-    replicates = {
-        f"{key}_{kind}": attacked.replicate_costs(key, llr[kind], groups) for key, kind in kinds
-    }
+    replicates: dict[str, Tensor] = {}
+    for name, calibrated in llr.items():
+        for key in _COSTS:
+            replicates[f"{key}_{name}"] = attacked.replicate_costs(key, calibrated, groups)
     return transfer, make_jackknife(replicates, groups)

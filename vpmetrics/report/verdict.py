@@ -320,7 +320,10 @@ def _find_attack(report: PrivacyReport, condition: str, key: str) -> tuple[str, 
     needs = _CONDITION_NEEDS.get(condition, "")
     if key != scalar_key(condition, "d_ece_strongest"):
         is_reversed = key == scalar_key(condition, "d_ece_reversed")
-        attack = "plain comparison, sign turned" if is_reversed else "plain comparison"
+        if is_reversed:
+            attack = "plain comparison, sign turned"
+        else:
+            attack = "plain comparison"
         return attack, needs or "nothing"
     strongest = report.conditions[condition].strongest
     if strongest is None:
@@ -386,7 +389,10 @@ def _low_sentence(report: PrivacyReport, length: int, risks: Sequence[Risk]) -> 
     """Return the verdict that leakage is low: for how much speech of one person, and in which
     conditions.
     """
-    text = "for one utterance" if length == 1 else f"for up to {length} utterances"
+    if length == 1:
+        text = "for one utterance"
+    else:
+        text = f"for up to {length} utterances"
     sentence = f"Low speaker leakage, {text} of one person"
     tried = max(risk.utterances for risk in risks)
     if tried > length:
@@ -412,11 +418,17 @@ def _inconclusive_sentence(risks: Sequence[Risk], is_evaluation_sound: bool) -> 
             " something."
         )
     worst = max(open_risks, key=lambda risk: risk.high / risk.limit_low)
-    what = "" if worst.name in MAIN_RISKS else f" {_SHORT_TITLES[worst.name]}"
+    if worst.name in MAIN_RISKS:
+        what = ""
+    else:
+        what = f" {_SHORT_TITLES[worst.name]}"
     # A value above its limit may be luck, but "nothing" would reassure where there may well be
     # something.
     is_any_above = any(risk.value >= risk.limit_low for risk in open_risks)
-    finding = "what was found may be luck" if is_any_above else "nothing was found"
+    if is_any_above:
+        finding = "what was found may be luck"
+    else:
+        finding = "nothing was found"
     sentence = (
         f"Inconclusive: {finding}; these data do not exclude {show_risk(worst, worst.high)}{what}"
     )
