@@ -31,7 +31,9 @@ from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 # of a chunk, which is embedded while the next one is read
-_FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25
+_FILES_AT_ONCE = 32
+_BYTES_AT_ONCE = 1 << 25
+_MOST_NAMED = 5  # recordings that an error names
 
 
 @dataclass(frozen=True)
@@ -136,57 +138,111 @@ def embed_recordings(
         torch.Size([1, 256])
     """
     network = load_encoder(encoder, device=device)
-    folder = None
-    if cache is not None:
-        if network.identity is None:
-            raise AudioError(
-                "Expected an encoder with a name to cache by: load_encoder(callable, name=...)."
-            )
-        folder = Path(cache, re.sub(r"[^\w.-]+", "_", network.identity))
-    embedded = _load_cached(folder)
-    read = partial_function(
-        _read_file, encoder=network, cached=embedded, segment_seconds=segment_seconds
-    )
-    paths = list(dict.fromkeys(one.path for one in recordings))
+    folder = _find_cache_folder(cache, network)
+    paths = list(dict.fromkeys(recording.path for recording in recordings))
     if not paths:
         raise AudioError("Expected at least one recording, but got none.")
+    run = _EmbeddingRun(network, folder, int(batch_seconds * network.sample_rate), partial)
+    read = partial_function(
+        _read_file, encoder=network, cached=run.embeddings_of_key, segment_seconds=segment_seconds
+    )
     chunks = _chunk_files(paths)
-    keys: dict[Path, str] = {}
-    problems: dict[Path, str] = {}
-    reasons: dict[str, str] = {}  # why the encoder took no recording of some content
-    start, done = time.monotonic(), 0
+    start = time.monotonic()
+    num_done = 0
     with ThreadPoolExecutor(workers) as threads:
         reading = threads.map(read, chunks[0])
         for next_chunk in (*chunks[1:], []):
-            # while these are embedded
-            files, reading = list(reading), threads.map(read, next_chunk)
-            problems.update({file.path: file.problem for file in files if file.problem})
-            keys.update({file.path: file.key for file in files if not file.problem})
-            # otherwise the run will end, but first all problems are listed
-            if partial or not problems:
-                segments = {file.key: file.segments for file in files if file.segments}
-                computed, errors = _embed_batches(
-                    segments, network, int(batch_seconds * network.sample_rate)
-                )
-                embedded.update(computed)
-                reasons.update(errors)
-                _save_cached(folder, computed)
-            done += len(files)
+            files = list(reading)
+            reading = threads.map(read, next_chunk)  # while these are embedded
+            run.add(files)
+            num_done += len(files)
             if progress is not None:
-                progress(done, len(paths), (time.monotonic() - start) * (len(paths) - done) / done)
-    if partial or not problems:
-        undefined = [path for path, key in keys.items() if key not in embedded]
-        problems.update({path: f"{printable(path)} {reasons[keys[path]]}" for path in undefined})
+                seconds_per_file = (time.monotonic() - start) / num_done
+                num_left = len(paths) - num_done
+                progress(num_done, len(paths), seconds_per_file * num_left)
+    run.note_undefined()
+    problems = run.problem_of_path
     if problems and not (partial and len(problems) < len(paths)):
         raise AudioError(_describe_problems(list(problems.values()), len(paths)))
-    used = [(one, embedded[keys[one.path]]) for one in recordings if one.path not in problems]
-    rows = tuple(
-        one if segment_seconds is None else one._replace(utterance=f"{one.utterance}#{number}")
-        for one, embeddings in used
-        for number in range(1, len(embeddings) + 1)
+    rows: list[Recording] = []
+    embeddings: list[Array] = []
+    for recording in recordings:
+        if recording.path in problems:
+            continue
+        embeddings_of_segments = run.embeddings_of(recording.path)
+        embeddings.append(embeddings_of_segments)
+        rows += _name_segments(recording, len(embeddings_of_segments), segment_seconds is not None)
+    return AudioEmbeddings(
+        tuple(rows),
+        network.name,
+        tuple(problems.values()),
+        (),
+        torch.from_numpy(np.concatenate(embeddings)),
     )
-    embeddings = torch.from_numpy(np.concatenate([embeddings for _, embeddings in used]))
-    return AudioEmbeddings(rows, network.name, tuple(problems.values()), (), embeddings)
+
+
+def _find_cache_folder(cache: str | Path | None, encoder: SpeakerEncoder) -> Path | None:
+    """Return the folder of the embeddings of an encoder; None without a cache."""
+    if cache is None:
+        return None
+    if encoder.identity is None:
+        raise AudioError(
+            "Expected an encoder with a name to cache by: load_encoder(callable, name=...)."
+        )
+    return Path(cache, re.sub(r"[^\w.-]+", "_", encoder.identity))
+
+
+def _name_segments(recording: Recording, num_segments: int, is_cut: bool) -> list[Recording]:
+    """Return the recording of each row: called ``utterance#1`` and so on where it is cut."""
+    if not is_cut:
+        return [recording] * num_segments
+    numbers = range(1, num_segments + 1)
+    return [recording._replace(utterance=f"{recording.utterance}#{number}") for number in numbers]
+
+
+class _EmbeddingRun:
+    """What was read and embedded so far; the content of a file is its key."""
+
+    def __init__(
+        self, encoder: SpeakerEncoder, cache: Path | None, max_samples: int, partial: bool
+    ) -> None:
+        self.encoder = encoder
+        self.cache = cache
+        self.max_samples = max_samples
+        self.partial = partial
+        self.embeddings_of_key = _load_cached(cache)
+        self.key_of_path: dict[Path, str] = {}
+        self.problem_of_path: dict[Path, str] = {}
+        self.reason_of_key: dict[str, str] = {}  # why the encoder took no recording of some content
+
+    def add(self, files: Sequence[_AudioFile]) -> None:
+        """Embed what was read of some files, unless the run will end with an error."""
+        segments_of_key: dict[str, Sequence[Tensor]] = {}
+        for file in files:
+            if file.problem:
+                self.problem_of_path[file.path] = file.problem
+                continue
+            self.key_of_path[file.path] = file.key
+            if file.segments:
+                segments_of_key[file.key] = file.segments
+        # With a problem the run will end, but first all problems are listed.
+        if self.partial or not self.problem_of_path:
+            computed, errors = _embed_batches(segments_of_key, self.encoder, self.max_samples)
+            self.embeddings_of_key.update(computed)
+            self.reason_of_key.update(errors)
+            _save_cached(self.cache, computed)
+
+    def note_undefined(self) -> None:
+        """Add the problem of each file that has no embedding."""
+        if self.problem_of_path and not self.partial:
+            return
+        for path, key in self.key_of_path.items():
+            if key not in self.embeddings_of_key:
+                self.problem_of_path[path] = f"{printable(path)} {self.reason_of_key[key]}"
+
+    def embeddings_of(self, path: Path) -> Array:
+        """Return the embeddings ``(segments, D)`` of a file."""
+        return self.embeddings_of_key[self.key_of_path[path]]
 
 
 def embed_folder(
@@ -238,9 +294,8 @@ def embed_pairs(
 
     Returns:
         :class:`PairedEmbeddings` with the arguments of embedding metrics: ``original``,
-            ``protected``, ``speakers``,
-        ``utterances``, ``sessions``, ``groups``. Under ``partial`` a pair without one of its sides
-        is left out.
+        ``protected``, ``speakers``, ``utterances``, ``sessions``, ``groups``. Under ``partial`` a
+        pair without one of its sides is left out.
 
     Example:
         >>> import soundfile, tempfile
@@ -256,21 +311,25 @@ def embed_pairs(
         (torch.Size([3, 256]), torch.Size([3, 256]), ['p1', 'p1', 'p2'])
     """
     embedded = embed_recordings([*pairs.original, *pairs.protected], encoder, **options)
-    row_numbers: dict[Path, list[int]] = defaultdict(list)
-    for number, row in enumerate(embedded.rows):
-        row_numbers[row.path].append(number)
-    # Protected recordings may be a little shorter, and have a segment less.
-    kept = [
-        (left, right)
-        for one, two in zip(pairs.original, pairs.protected, strict=True)
-        for left, right in zip(row_numbers[one.path], row_numbers[two.path], strict=False)
-    ]
-    if not kept:
+    rows_of_path: dict[Path, list[int]] = defaultdict(list)
+    for row, recording in enumerate(embedded.rows):
+        rows_of_path[recording.path].append(row)
+    original_rows: list[int] = []
+    protected_rows: list[int] = []
+    for original, protected in zip(pairs.original, pairs.protected, strict=True):
+        # Protected recordings may be a little shorter, and have a segment less.
+        num_segments = min(len(rows_of_path[original.path]), len(rows_of_path[protected.path]))
+        original_rows += rows_of_path[original.path][:num_segments]
+        protected_rows += rows_of_path[protected.path][:num_segments]
+    if not original_rows:
         raise AudioError(_describe_problems(embedded.skipped, 2 * len(pairs.original)))
-    original, protected = (embedded.embeddings[list(side)] for side in zip(*kept, strict=True))
-    rows = tuple(embedded.rows[right] for _, right in kept)
     return PairedEmbeddings(
-        rows, embedded.encoder, embedded.skipped, pairs.assumptions, original, protected
+        tuple(embedded.rows[row] for row in protected_rows),
+        embedded.encoder,
+        embedded.skipped,
+        pairs.assumptions,
+        original=embedded.embeddings[original_rows],
+        protected=embedded.embeddings[protected_rows],
     )
 
 
@@ -306,12 +365,13 @@ def f0_histograms(
 
 
 def _describe_problems(problems: Sequence[str], total: int) -> str:
-    rest = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
-    hint = " `partial=True` leaves them out." if len(problems) < total else ""
-    return (
-        f"{len(problems)} of {total} recordings cannot be used:"
-        f" {'; '.join([*problems[:5], *rest])}.{hint}"
-    )
+    named = list(problems[:_MOST_NAMED])
+    if len(problems) > _MOST_NAMED:
+        named.append(f"and {len(problems) - _MOST_NAMED} more")
+    message = f"{len(problems)} of {total} recordings cannot be used: {'; '.join(named)}."
+    if len(problems) < total:
+        message += " `partial=True` leaves them out."
+    return message
 
 
 def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
@@ -350,7 +410,8 @@ def _read_file(
     try:
         data = read_bytes(path)
         key = hashlib.blake2b(data, digest_size=16).hexdigest()
-        key += "" if segment_seconds is None else f"@{segment_seconds:g}s"
+        if segment_seconds is not None:
+            key += f"@{segment_seconds:g}s"
         if key in cached:
             return _AudioFile(path, key)
         waveform = resample(*decode_and_check_audio(data), rate)
@@ -362,10 +423,12 @@ def _read_file(
         return _AudioFile(path, problem=f"{printable(path)} {error}")
     if segment_seconds is None:
         return _AudioFile(path, key, (waveform,))
-    size = max(min_samples, int(segment_seconds * rate))
-    segments = waveform.split(size)
-    is_rest_short = len(segments) > 1 and len(segments[-1]) < max(min_samples, size / 2)
-    return _AudioFile(path, key, segments[:-1] if is_rest_short else segments)
+    samples_per_segment = max(min_samples, int(segment_seconds * rate))
+    segments = waveform.split(samples_per_segment)
+    shortest = max(min_samples, samples_per_segment / 2)
+    if len(segments) > 1 and len(segments[-1]) < shortest:
+        segments = segments[:-1]
+    return _AudioFile(path, key, segments)
 
 
 def _embed_batches(
@@ -384,9 +447,10 @@ def _embed_batches(
     errors: dict[str, str] = {}
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
-        size = max(1, max_samples // len(waveforms[order[-1]]))
-        batch = order[-size:]
-        order = order[:-size]
+        longest = len(waveforms[order[-1]])
+        num_rows = max(1, max_samples // longest)
+        batch = order[-num_rows:]
+        order = order[:-num_rows]
         try:
             embeddings[batch] = _embed_batch([waveforms[row] for row in batch], encoder)
         except RuntimeError:  # whatever a network raises for an input that it cannot take
@@ -394,11 +458,14 @@ def _embed_batches(
                 embeddings[row], error = _embed_alone(waveforms[row], encoder)
                 if error:
                     errors[key_of_row[row]] = error
-    ends = np.cumsum([len(of_file) for of_file in segments_by_key.values()])
     computed: dict[str, Array] = {}
-    for key, of_file in zip(segments_by_key, np.split(embeddings, ends)[:-1], strict=True):
-        if np.isfinite(of_file).all():
-            computed[key] = of_file
+    first_row = 0
+    for key, segments in segments_by_key.items():
+        end_row = first_row + len(segments)
+        embeddings_of_file = embeddings[first_row:end_row]
+        first_row = end_row
+        if np.isfinite(embeddings_of_file).all():
+            computed[key] = embeddings_of_file
         else:
             errors.setdefault(key, encoder.undefined_reason)
     return computed, errors
@@ -423,38 +490,41 @@ def _embed_batch(waveforms: Sequence[Tensor], encoder: SpeakerEncoder) -> Array:
 
 
 def _load_cached(folder: Path | None) -> dict[str, Array]:
-    """Return the embeddings of each recording by its content, from all files that are not
-    damaged.
-    """
+    """Return the embeddings of each recording by its content, from files that are not damaged."""
     embeddings: dict[str, Array] = {}
-    for file in () if folder is None else folder.glob("*.npz"):
+    if folder is None:
+        return embeddings
+    for path in folder.glob("*.npz"):
         with (
             suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
-            np.load(file) as arrays,
+            np.load(path) as arrays,
         ):
-            by_recording = np.split(arrays["embeddings"], np.cumsum(arrays["counts"]))[:-1]
+            ends = np.cumsum(arrays["counts"])
+            by_recording = np.split(arrays["embeddings"], ends)[:-1]
             embeddings.update(zip(arrays["keys"].tolist(), by_recording, strict=True))
     return embeddings
 
 
 def _save_cached(folder: Path | None, embeddings: Mapping[str, Array]) -> None:
-    """Write a new file: other runs may write at the same time, and a run after an interrupted one
-    reads it.
+    """Write a new file of embeddings by content.
+
+    Other runs may write at the same time, and a run after an interrupted one reads it.
     """
-    if folder is not None and embeddings:
-        folder.mkdir(parents=True, exist_ok=True)
-        counts = [len(of_recording) for of_recording in embeddings.values()]
-        arrays = {
-            "keys": list(embeddings),
-            "counts": counts,
-            "embeddings": np.concatenate([*embeddings.values()]),
-        }
-        _write_npz(folder / f"{uuid.uuid4().hex}.npz", arrays)
+    if folder is None or not embeddings:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        "keys": list(embeddings),
+        "counts": [len(embeddings_of_recording) for embeddings_of_recording in embeddings.values()],
+        "embeddings": np.concatenate([*embeddings.values()]),
+    }
+    _write_npz(folder / f"{uuid.uuid4().hex}.npz", arrays)
 
 
 def _write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write to a temporary file in the same folder, and rename: a reader sees the old file or the
-    new one.
+    """Write to a temporary file in the same folder, and rename it.
+
+    A reader sees the old file or the new one.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

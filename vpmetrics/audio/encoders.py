@@ -31,7 +31,8 @@ _HUB = "https://huggingface.co"
 _HUB_SECONDS = 5.0  # to wait for a connection; libraries try again for most of a minute
 _PITCH_RANGE = 65.0, 450.0  # Hz
 # samples at 8 kHz: 64 ms, four periods of the lowest frequency, every 10 ms
-_PITCH_FRAME, _PITCH_HOP = 512, 80
+_PITCH_FRAME = 512
+_PITCH_HOP = 80
 
 
 def load_encoder(
@@ -158,7 +159,8 @@ class ResampledEncoder(SpeakerEncoder):
 
     def __init__(self, encoder: SpeakerEncoder, sample_rate: int) -> None:
         super().__init__()
-        self.encoder, self.sample_rate = encoder, sample_rate
+        self.encoder = encoder
+        self.sample_rate = sample_rate
         self.name = encoder.name
         self.is_weak = encoder.is_weak
         self.can_pad = encoder.can_pad
@@ -178,7 +180,8 @@ class CallableEncoder(SpeakerEncoder):
 
     def __init__(self, function: Callable[..., Any], sample_rate: int) -> None:
         super().__init__()
-        self.sample_rate, self.function = sample_rate, function
+        self.sample_rate = sample_rate
+        self.function = function
         owner = getattr(function, "__self__", None)
         # whose weights a bound method uses
         self.owner = owner if isinstance(owner, nn.Module) else None
@@ -196,9 +199,9 @@ class CallableEncoder(SpeakerEncoder):
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Call it, with ``lengths`` if it has this argument."""
-        return (
-            self.function(waveforms, lengths=lengths) if self.can_pad else self.function(waveforms)
-        )
+        if self.can_pad:
+            return self.function(waveforms, lengths=lengths)
+        return self.function(waveforms)
 
 
 def _takes_lengths(call: Any) -> bool:
@@ -216,19 +219,16 @@ class SpeechBrainEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        load = _import_library(
-            "speechbrain.inference.classifiers", "speechbrain"
-        ).EncoderClassifier.from_hparams
+        library = _import_library("speechbrain.inference.classifiers", "speechbrain")
         # Without `savedir` some versions write into the working folder.
-        place = (
-            None
-            if Path(source).is_dir()
-            else Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
+        folder = None
+        if not Path(source).is_dir():
+            folder = Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
+        self.model = library.EncoderClassifier.from_hparams(
+            source=source, savedir=folder, run_opts={"device": str(device)}
         )
-        self.model = load(source=source, savedir=place, run_opts={"device": str(device)})
-        self.sample_rate = int(
-            getattr(self.model.hparams, "sample_rate", self.model.audio_normalizer.sample_rate)
-        )
+        default_rate = self.model.audio_normalizer.sample_rate
+        self.sample_rate = int(getattr(self.model.hparams, "sample_rate", default_rate))
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Compute embeddings; SpeechBrain expects lengths relative to the longest waveform."""
@@ -267,13 +267,10 @@ class TransformersEncoder(SpeakerEncoder):
         if self.extractor.do_normalize:
             mean = waveforms.sum(1, keepdim=True) / lengths[:, None]
             centred = (waveforms - mean) * is_within_length
-            waveforms = (
-                centred / (centred.square().sum(1, keepdim=True) / lengths[:, None] + 1e-7).sqrt()
-            )
-        return self.model(
-            waveforms,
-            attention_mask=None if bool(is_within_length.all()) else is_within_length.long(),
-        )
+            variance = centred.square().sum(1, keepdim=True) / lengths[:, None]
+            waveforms = centred / (variance + 1e-7).sqrt()
+        attention_mask = None if bool(is_within_length.all()) else is_within_length.long()
+        return self.model(waveforms, attention_mask=attention_mask)
 
 
 class PitchLagEncoder(SpeakerEncoder):
@@ -281,20 +278,21 @@ class PitchLagEncoder(SpeakerEncoder):
     distance.
     """
 
-    name, sample_rate, identity = "f0", 8000, "f0-pyin-1"
+    name = "f0"
+    sample_rate = 8000
+    identity = "f0-pyin-1"
     can_pad = True
     min_seconds = 2 * _PITCH_FRAME / sample_rate
     undefined_reason = "has no voiced speech"
 
     def __init__(self) -> None:
         super().__init__()
-        self.track_pitch: Callable[..., Any] = _import_library(
-            "librosa", "librosa", "vpmetrics[f0]"
-        ).pyin
+        library = _import_library("librosa", "librosa", "vpmetrics[f0]")
+        self.track_pitch: Callable[..., Any] = library.pyin
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         """Track the pitch of each row, and count lags of voiced frames."""
-        rows = []
+        histograms: list[Tensor] = []
         low, high = _PITCH_RANGE
         settings = {
             "fmin": low,
@@ -308,8 +306,9 @@ class PitchLagEncoder(SpeakerEncoder):
                 f0, _, _ = self.track_pitch(
                     waveform[:length].numpy(), sr=self.sample_rate, **settings
                 )
-            rows.append(f0_histogram(torch.from_numpy(f0).float(), low, high, self.sample_rate))
-        return torch.stack(rows)
+            frequencies = torch.from_numpy(f0).float()
+            histograms.append(f0_histogram(frequencies, low, high, self.sample_rate))
+        return torch.stack(histograms)
 
 
 class ONNXEncoder(SpeakerEncoder):
@@ -324,7 +323,9 @@ class ONNXEncoder(SpeakerEncoder):
         super().__init__()
         self.file = path
         library = _import_library("onnxruntime", "onnxruntime")
-        providers = ["CUDAExecutionProvider"] * (device.type == "cuda") + ["CPUExecutionProvider"]
+        providers = ["CPUExecutionProvider"]
+        if device.type == "cuda":
+            providers.insert(0, "CUDAExecutionProvider")
         self.session = library.InferenceSession(path, providers=providers)
         metadata = self.session.get_modelmeta().custom_metadata_map
         self.sample_rate = _first_stated_rate(path, sample_rate, metadata.get("sample_rate"))
@@ -333,29 +334,32 @@ class ONNXEncoder(SpeakerEncoder):
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Run it in NumPy, row by row if it was exported for one row."""
-        first = self.inputs[0]
-        waveforms = waveforms.detach() if len(first.shape) == 2 else waveforms.detach()[:, None]
-        feed = {first.name: waveforms.cpu().numpy()}
+        waveform_input = self.inputs[0]
+        waveforms = waveforms.detach()
+        if len(waveform_input.shape) == 3:
+            waveforms = waveforms[:, None]
+        array_of_input = {waveform_input.name: waveforms.cpu().numpy()}
         if self.can_pad:
-            kind = self.inputs[1].type
-            values = (lengths / waveforms.shape[-1]).float() if "float" in kind else lengths
-            feed[self.inputs[1].name] = (values.int() if "int32" in kind else values).cpu().numpy()
-        batches = [
-            {name: array[row : row + 1] for name, array in feed.items()}
-            for row in range(len(waveforms))
-        ]
-        outputs = [
-            self.session.run(None, batch)[0]
-            for batch in (batches if first.shape[0] == 1 else [feed])
-        ]
+            length_input = self.inputs[1]
+            if "float" in length_input.type:
+                lengths = (lengths / waveforms.shape[-1]).float()
+            elif "int32" in length_input.type:
+                lengths = lengths.int()
+            array_of_input[length_input.name] = lengths.cpu().numpy()
+        if waveform_input.shape[0] != 1:
+            outputs = [self.session.run(None, array_of_input)[0]]
+        else:
+            outputs = []
+            for row in range(len(waveforms)):
+                one_row = {name: array[row : row + 1] for name, array in array_of_input.items()}
+                outputs.append(self.session.run(None, one_row)[0])
         return torch.from_numpy(np.concatenate(outputs))
 
 
 def _load_torchscript(path: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
     model = torch.jit.load(path, map_location=device)
-    encoder = CallableEncoder(
-        model, _first_stated_rate(path, sample_rate, getattr(model, "sample_rate", None))
-    )
+    rate = _first_stated_rate(path, sample_rate, getattr(model, "sample_rate", None))
+    encoder = CallableEncoder(model, rate)
     encoder.file = path
     return encoder
 
@@ -390,18 +394,16 @@ def _load_by_name_or_path(
     name: str, device: torch.device, sample_rate: int | None
 ) -> SpeakerEncoder:
     """Load a bundled encoder, a model of a library, or a file."""
-    kind, _, source = name.partition(":")
+    library, _, source = name.partition(":")
     suffix = Path(name).suffix.lower()
     if name in _BUNDLED:
         return _BUNDLED[name]()
-    if kind in _LIBRARIES and source:
-        load = partial(_load_from_library, _LIBRARIES[kind], source, device)
+    if library in _LIBRARIES and source:
+        load = partial(_load_from_library, _LIBRARIES[library], source, device)
     elif suffix not in _FILES:
-        choices = [
-            *_BUNDLED,
-            *(f"{kind}:<model>" for kind in _LIBRARIES),
-            *(f"<file>{suffix}" for suffix in _FILES),
-        ]
+        choices = list(_BUNDLED)
+        choices += [f"{known_library}:<model>" for known_library in _LIBRARIES]
+        choices += [f"<file>{known_suffix}" for known_suffix in _FILES]
         raise AudioError(
             f"Expected `encoder` to be one of {', '.join(choices)}, but got {printable(name)!r}."
         )
@@ -417,13 +419,14 @@ def _load_by_name_or_path(
         raise
     except Exception as error:  # every library and hub has exceptions of its own
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise AudioError(
-            f"Encoder '{printable(name)}' could not be loaded: {reason} Hubs need a network at the"
-            " first use, some a login. Without a network, download the model elsewhere and give"
-            f" its folder as '{printable(kind)}:FOLDER', or use 'resemblyzer'."
-            if kind in _LIBRARIES
-            else f"Encoder '{printable(name)}' could not be loaded: {reason}"
-        ) from error
+        message = f"Encoder '{printable(name)}' could not be loaded: {reason}"
+        if library in _LIBRARIES:
+            message += (
+                " Hubs need a network at the first use, some a login. Without a network, download"
+                f" the model elsewhere and give its folder as '{printable(library)}:FOLDER', or use"
+                " 'resemblyzer'."
+            )
+        raise AudioError(message) from error
     encoder.name = name if encoder.file is None else Path(name).name
     return encoder
 

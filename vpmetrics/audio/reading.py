@@ -18,7 +18,8 @@ _FRAMES_AT_ONCE = 1 << 20
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
 SILENCE = 1e-4  # peak below -80 dBFS: no speech is that quiet
 CLIPPED_SHARE = 0.01  # of samples on flat peaks
-_LOWEST_RATE, _HIGHEST_RATE = 1_000, 768_000  # Hz; a damaged header may say anything
+_LOWEST_RATE = 1_000  # Hz; a damaged header may say anything
+_HIGHEST_RATE = 768_000
 SHORTEST_SECONDS = 0.1  # some encoders accept less, but none recognises a speaker in it
 
 
@@ -73,11 +74,13 @@ def _decode(data: bytes) -> tuple[Array, int]:
             if not _LOWEST_RATE <= rate <= _HIGHEST_RATE:
                 allowed = f"{_LOWEST_RATE:,} to {_HIGHEST_RATE:,}"
                 raise AudioError(f"has a sample rate of {rate:,} Hz; expected one of {allowed} Hz")
-            # In parts, because a damaged header may promise more samples than memory holds.
-            parts = [np.empty((0, file.channels), dtype=np.float32)]
-            while len(part := file.read(_FRAMES_AT_ONCE, dtype="float32", always_2d=True)):
-                parts.append(part)
-            samples = np.concatenate(parts)
+            # In blocks, because a damaged header may promise more samples than memory holds.
+            blocks = [np.empty((0, file.channels), dtype=np.float32)]
+            block = file.read(_FRAMES_AT_ONCE, dtype="float32", always_2d=True)
+            while len(block):
+                blocks.append(block)
+                block = file.read(_FRAMES_AT_ONCE, dtype="float32", always_2d=True)
+            samples = np.concatenate(blocks)
     except (soundfile.SoundFileError, RuntimeError) as error:
         reason = str(error).rpartition(">: ")[2].strip().rstrip(".") or "unknown format"
         raise AudioError(f"is no audio that can be read ({reason})") from None
@@ -137,7 +140,8 @@ def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:
     if from_rate == to_rate or waveforms.shape[-1] == 0:
         return waveforms
     divisor = math.gcd(from_rate, to_rate)
-    step_in, step_out = from_rate // divisor, to_rate // divisor
+    step_in = from_rate // divisor
+    step_out = to_rate // divisor
     length = waveforms.shape[-1]
     # Whole steps keep the ratio exact. The transform is circular: at least 10 ms of zeros separate
     # the end from the beginning. It is fast for small factors: the number of steps is 8 to 16 times
@@ -146,12 +150,12 @@ def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:
     unit = 1 << max(1, steps.bit_length() - 4)
     steps = math.ceil(steps / unit) * unit
     spectrum = torch.fft.rfft(waveforms, n=steps * step_in)
-    last = steps * min(step_in, step_out) // 2
-    first = int(0.95 * last)
-    position = torch.linspace(
-        0, math.pi, last - first + 1, dtype=waveforms.dtype, device=waveforms.device
+    nyquist_bin = steps * min(step_in, step_out) // 2  # of the lower rate
+    fade_bin = int(0.95 * nyquist_bin)
+    angle = torch.linspace(
+        0, math.pi, nyquist_bin - fade_bin + 1, dtype=waveforms.dtype, device=waveforms.device
     )
-    faded = spectrum[..., first : last + 1] * (0.5 + 0.5 * position.cos())
-    narrow = torch.cat([spectrum[..., :first], faded], dim=-1)
-    wide: Tensor = torch.fft.irfft(narrow, n=steps * step_out) * (step_out / step_in)
-    return wide[..., : math.ceil(length * step_out / step_in)]
+    faded = spectrum[..., fade_bin : nyquist_bin + 1] * (0.5 + 0.5 * angle.cos())
+    spectrum = torch.cat([spectrum[..., :fade_bin], faded], dim=-1)
+    resampled: Tensor = torch.fft.irfft(spectrum, n=steps * step_out) * (step_out / step_in)
+    return resampled[..., : math.ceil(length * step_out / step_in)]

@@ -17,8 +17,11 @@ from vpmetrics.audio.reading import AudioError
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 SAMPLE_RATE = 16000
-_FRAME, _HOP, _BANDS = 400, 160, 40  # 25 ms every 10 ms
-_PARTIAL, _STEP = 160, 77  # frames: partial utterances of 1.6 s, 1.3 of them begin in a second
+_FRAME = 400  # samples: 25 ms
+_HOP = 160  # samples: 10 ms
+_BANDS = 40
+_PARTIAL = 160  # frames of a partial utterance: 1.6 s
+_STEP = 77  # frames from one partial utterance to the next: 1.3 begin in a second
 _COVERAGE = 0.75  # of a last partial utterance by speech
 _LEVEL = 10 ** (-30 / 20)  # quieter recordings are raised to -30 dBFS
 _PARTIALS_AT_ONCE = 256  # bounds the memory of the LSTM
@@ -38,7 +41,9 @@ class Resemblyzer(SpeakerEncoder):
     encoders find.
     """
 
-    name, sample_rate, is_weak = "resemblyzer", SAMPLE_RATE, True
+    name = "resemblyzer"
+    sample_rate = SAMPLE_RATE
+    is_weak = True
     can_pad = True
     filters: Tensor
     window: Tensor
@@ -54,21 +59,26 @@ class Resemblyzer(SpeakerEncoder):
         """Embed the partial utterances, and average them."""
         level = torch.linalg.vector_norm(waveforms, dim=1) / lengths.sqrt()
         waveforms = waveforms * (_LEVEL / level.clamp(min=1e-8)).clamp(min=1)[:, None]
-        starts_of_rows = enumerate(map(_partial_start_frames, lengths.tolist()))
-        partials = [(row, start) for row, starts in starts_of_rows for start in starts]
-        rows, starts = torch.tensor(partials, device=waveforms.device).T
+        row_of_partial: list[int] = []
+        start_of_partial: list[int] = []
+        for row, length in enumerate(lengths.tolist()):
+            starts_of_row = _partial_start_frames(length)
+            row_of_partial += [row] * len(starts_of_row)
+            start_of_partial += starts_of_row
+        partials = torch.tensor([row_of_partial, start_of_partial], device=waveforms.device)
+        rows, starts = partials
         missing = _HOP * (int(starts.max()) + _PARTIAL) - waveforms.shape[1]
         spectrogram = self.mel_spectrogram(pad(waveforms, (0, max(0, missing))))
         frames = starts[:, None] + torch.arange(_PARTIAL, device=waveforms.device)
-        parts = zip(rows.split(_PARTIALS_AT_ONCE), frames.split(_PARTIALS_AT_ONCE), strict=True)
-        embeddings = torch.cat(
-            [self.embed_partials(spectrogram[row[:, None], frame]) for row, frame in parts]
-        )
+        blocks: list[Tensor] = []
+        for block_rows, block_frames in zip(
+            rows.split(_PARTIALS_AT_ONCE), frames.split(_PARTIALS_AT_ONCE), strict=True
+        ):
+            blocks.append(self.embed_partials(spectrogram[block_rows[:, None], block_frames]))
+        embeddings = torch.cat(blocks)
         # The sum has the direction of the mean.
-        total = embeddings.new_zeros(len(waveforms), embeddings.shape[1]).index_add(
-            0, rows, embeddings
-        )
-        return normalize(total)
+        sums = embeddings.new_zeros(len(waveforms), embeddings.shape[1])
+        return normalize(sums.index_add(0, rows, embeddings))
 
     def mel_spectrogram(self, waveforms: Tensor) -> Tensor:
         """Compute the power in mel bands, ``(B, frames, 40)``, as librosa does."""
@@ -120,20 +130,28 @@ def load_resemblyzer() -> Resemblyzer:
 
 def _partial_start_frames(samples: int) -> list[int]:
     """Return the first frame of each partial utterance of a waveform."""
-    frames = math.ceil((samples + 1) / _HOP)
-    starts = list(range(0, max(1, frames - _PARTIAL + _STEP + 1), _STEP))
-    covered = (samples - starts[-1] * _HOP) / (_PARTIAL * _HOP)
-    return starts[:-1] if covered < _COVERAGE and len(starts) > 1 else starts
+    num_frames = math.ceil((samples + 1) / _HOP)
+    starts = list(range(0, max(1, num_frames - _PARTIAL + _STEP + 1), _STEP))
+    covered_share = (samples - starts[-1] * _HOP) / (_PARTIAL * _HOP)
+    if covered_share < _COVERAGE and len(starts) > 1:
+        starts.pop()
+    return starts
 
 
 def _mel_filters() -> Tensor:
-    """Return triangular filters ``(40, 201)`` of unit area on Slaney's mel scale, linear up to 1
-    kHz.
+    """Return triangular filters ``(40, 201)`` of unit area on Slaney's mel scale.
+
+    The scale is linear up to 1 kHz, 15 mel, and logarithmic above.
     """
-    highest = 15 + 27 * math.log(SAMPLE_RATE / 2000) / math.log(6.4)
-    mel = torch.linspace(0, highest, _BANDS + 2, dtype=torch.float64)[:, None]
-    edges = torch.where(mel < 15, mel * 200 / 3, 1000 * torch.exp((mel - 15) * math.log(6.4) / 27))
-    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    highest_mel = 15 + 27 * math.log(SAMPLE_RATE / 2000) / math.log(6.4)
+    mel = torch.linspace(0, highest_mel, _BANDS + 2, dtype=torch.float64)[:, None]
+    logarithmic_hertz = 1000 * torch.exp((mel - 15) * math.log(6.4) / 27)
+    edges = torch.where(mel < 15, mel * 200 / 3, logarithmic_hertz)
+    low = edges[:-2]
+    middle = edges[1:-1]
+    high = edges[2:]
     hertz = torch.linspace(0, SAMPLE_RATE / 2, _FRAME // 2 + 1, dtype=torch.float64)
-    rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
-    return (torch.minimum(rising, falling).clamp(min=0) * 2 / (high - low)).float()
+    rising = (hertz - low) / (middle - low)
+    falling = (high - hertz) / (high - middle)
+    triangles = torch.minimum(rising, falling).clamp(min=0)
+    return (triangles * 2 / (high - low)).float()

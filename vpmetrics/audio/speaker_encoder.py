@@ -59,37 +59,37 @@ class SpeakerEncoder(nn.Module):
     def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Embed a batch of waveforms."""
         check_floating("waveforms", waveforms)
-        waveforms = (
-            waveforms.squeeze(1) if waveforms.dim() == 3 and waveforms.shape[1] == 1 else waveforms
-        )
+        if waveforms.dim() == 3 and waveforms.shape[1] == 1:
+            waveforms = waveforms.squeeze(1)
         if waveforms.dim() != 2 or 0 in waveforms.shape:
             raise ValueError(
                 f"Expected `waveforms` to have shape (B, T), but got {tuple(waveforms.shape)}."
             )
         weight = next(self.parameters(), None)
         waveforms = waveforms.to(torch.float32 if weight is None else weight.dtype)
-        rows, samples = waveforms.shape
+        num_rows, samples = waveforms.shape
         if lengths is None:
-            return self._encode_and_extract(
-                waveforms, torch.full((rows,), samples, device=waveforms.device)
-            )
+            full_lengths = torch.full((num_rows,), samples, device=waveforms.device)
+            return self._encode_and_extract(waveforms, full_lengths)
         check_integers("lengths", lengths)
-        check_shape("lengths", lengths, (rows,), "one length per waveform")
+        check_shape("lengths", lengths, (num_rows,), "one length per waveform")
         lengths = lengths.to(waveforms.device, torch.int64)
-        values, counts = (each.tolist() for each in lengths.unique(return_counts=True))
-        if values[0] < 1 or values[-1] > samples:
+        lengths_found, counts = lengths.unique(return_counts=True)
+        known_lengths = lengths_found.tolist()
+        shortest = known_lengths[0]
+        longest = known_lengths[-1]
+        if shortest < 1 or longest > samples:
             raise ValueError(
-                f"Expected `lengths` from 1 to {samples}, but got {values[0]} to {values[-1]}."
+                f"Expected `lengths` from 1 to {samples}, but got {shortest} to {longest}."
             )
-        if len(values) > 1 and not self.can_pad:
+        if len(known_lengths) > 1 and not self.can_pad:
             order = lengths.argsort()
-            groups = zip(values, order.split(counts), strict=True)
-            parts = [
-                self._encode_and_extract(waveforms[group, :length], lengths[group])
-                for length, group in groups
-            ]
-            return torch.cat(parts)[order.argsort()]
-        waveforms = waveforms[:, : values[-1]]
+            rows_of_length = order.split(counts.tolist())
+            embeddings: list[Tensor] = []
+            for length, rows in zip(known_lengths, rows_of_length, strict=True):
+                embeddings.append(self._encode_and_extract(waveforms[rows, :length], lengths[rows]))
+            return torch.cat(embeddings)[order.argsort()]
+        waveforms = waveforms[:, :longest]
         return self._encode_and_extract(
             torch.where(length_mask(waveforms, lengths), waveforms, 0.0), lengths
         )
@@ -148,14 +148,14 @@ class SpeakerEncoder(nn.Module):
         """
         if self.name is None:
             return None
-        digest = hashlib.blake2b(
-            b"" if self.file is None else Path(self.file).read_bytes(), digest_size=8
-        )
-        for _, weight in sorted(self.state_dict().items()) if self.file is None else ():
+        digest = hashlib.blake2b(digest_size=8)
+        if self.file is not None:
+            digest.update(Path(self.file).read_bytes())
+            return f"{self.name}-{digest.hexdigest()}"
+        for _, weight in sorted(self.state_dict().items()):
             if isinstance(weight, Tensor):
-                digest.update(
-                    weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
-                )
+                values = weight.detach().cpu().contiguous().flatten()
+                digest.update(values.view(torch.uint8).numpy().tobytes())
         return f"{self.name}-{digest.hexdigest()}"
 
 
