@@ -113,7 +113,7 @@ def test_an_epoch_that_is_not_measured_logs_nothing_and_accumulates_nothing(pl):
 
     def look(self):
         seen.append(
-            ("val/privacy/deid" in self.trainer.callback_metrics, bool(monitor._row_counts))
+            ("val/privacy/deid" in self.trainer.callback_metrics, bool(monitor._loader_data))
         )
 
     fit(pl, [monitor], anonymiser(pl, on_train_epoch_end=look), num_sanity_val_steps=0)
@@ -433,7 +433,7 @@ def test_an_attacker_who_observed_the_training_undoes_a_rotation(pl):
             loader(speakers=8, utterances=3, batch_size=24),
         )
         disclosure[observes] = monitor.history[-1]["op_d_ece_strongest"]
-    assert disclosure[True] != disclosure[False]
+    assert disclosure[True] > disclosure[False] + 0.01
     assert disclosure[True] > monitor.history[-1]["op_d_ece"] + 0.1
 
 

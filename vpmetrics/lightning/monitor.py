@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -58,6 +59,16 @@ CONDITIONS_SUFFIX = "_conditions"  # of the prefix, for the numbers of one condi
 _EXPENSIVE_FAMILIES = frozenset(
     {"attack", "attack_limit", "attacked_population", "conversation", "found", "headline", "worst"}
 )
+
+
+@dataclass
+class _LoaderData:
+    """What one validation has accumulated of one dataloader."""
+
+    suite: VoicePrivacy
+    attributes: AttributeDisclosure | None
+    row_counts: Tensor
+    """All rows, and those that are not finite on each side, ``(3,)``; on the device."""
 
 
 class PrivacyMonitor(CallbackBase):
@@ -200,11 +211,9 @@ class PrivacyMonitor(CallbackBase):
         )
         self.prog_bar = check_scalar_names("prog_bar", prog_bar, known_keys)
         self.history: list[dict[str, float]] = []
-        self._suites: dict[tuple[str, int], VoicePrivacy] = {}  # by stage and dataloader
-        self._cheap_suites: dict[int, VoicePrivacy] = {}  # by dataloader
-        self._attribute_metrics: dict[int, AttributeDisclosure] = {}  # by dataloader
-        # by dataloader: all rows, and those not finite on each side
-        self._row_counts: dict[int, Tensor] = {}
+        # By stage and dataloader; kept, as attackers keep what they observed.
+        self._suites: dict[tuple[str, int], VoicePrivacy] = {}
+        self._loader_data: dict[int, _LoaderData] = {}  # by dataloader, of this validation
         self._pending_figures: dict[int, Callable[[], None]] = {}  # by dataloader
         self._due_keys: tuple[str, ...] = ()
         self._measured_at_step = -1
@@ -216,14 +225,15 @@ class PrivacyMonitor(CallbackBase):
         self._is_resuming = True
 
     def _list_logged_keys(self) -> tuple[str, ...]:
-        """Return the keys of the suite, with and without sessions where a function ``keys`` may
-        return either.
-        """
-        may_have_sessions = (False, True) if callable(self._keys) else ("sessions" in self._keys,)
+        """Return the keys of the suite; those with and without sessions if there may be either."""
         keys: dict[str, None] = {}
-        for has_sessions in may_have_sessions:
-            keys.update(dict.fromkeys(self.suite._requested_keys(has_sessions)))
-        return tuple(keys) if self.intervals is None else tuple(add_interval_keys(keys))
+        if callable(self._keys) or "sessions" not in self._keys:
+            keys |= dict.fromkeys(self.suite._requested_keys(has_sessions=False))
+        if callable(self._keys) or "sessions" in self._keys:
+            keys |= dict.fromkeys(self.suite._requested_keys(has_sessions=True))
+        if self.intervals is None:
+            return tuple(keys)
+        return tuple(add_interval_keys(keys))
 
     @property
     def state_key(self) -> str:
@@ -256,9 +266,7 @@ class PrivacyMonitor(CallbackBase):
     # Start of a run
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Raise if the module trains the encoder, or a checkpoint monitors what is not always
-        measured.
-        """
+        """Check the encoder, the loggers, the checkpoints, and how long the training is."""
         warn_of_spawned_processes(
             trainer, "PrivacyMonitor", "`history` and what attackers observed"
         )
@@ -286,14 +294,11 @@ class PrivacyMonitor(CallbackBase):
         warnings.filterwarnings("ignore", message=message)
 
     def _check_model_checkpoints(self, trainer: Any) -> None:
-        """Raise for a checkpoint that would look for a value in an epoch that does not measure
-        it.
-        """
+        """Raise for a checkpoint that looks for a value in an epoch that does not measure it."""
         for checkpoint in trainer.checkpoint_callbacks:
             name = strip_loader_suffix(checkpoint.monitor or "")
-            if name not in self.logged_names or getattr(
-                checkpoint, "passes_over_unmeasured_epochs", False
-            ):
+            passes_over = getattr(checkpoint, "passes_over_unmeasured_epochs", False)
+            if name not in self.logged_names or passes_over:
                 continue
             epochs = self.count_epochs_between(name)
             epochs_between_looks = math.lcm(
@@ -312,21 +317,17 @@ class PrivacyMonitor(CallbackBase):
         """Warn if no epoch of the training will be measured."""
         if not trainer.max_epochs or trainer.max_epochs < 0:
             return
-        epochs_between_validations = trainer.check_val_every_n_epoch or 1
-        options = {"every_n_epochs": self.every_n_epochs}
+        measured_by_option = {"every_n_epochs": (self.every_n_epochs, "nothing")}
         if len(select_cheap_keys(self.metrics)) < len(self.metrics):
-            options["report_every_n_epochs"] = math.lcm(
-                self.every_n_epochs, self.report_every_n_epochs
-            )
-        for option, epochs in options.items():
-            first = math.lcm(epochs, epochs_between_validations)
-            if first > trainer.max_epochs:
-                what = (
-                    "nothing" if option == "every_n_epochs" else "neither attacks nor conversations"
-                )
+            epochs_between_reports = math.lcm(self.every_n_epochs, self.report_every_n_epochs)
+            what = "neither attacks nor conversations"
+            measured_by_option["report_every_n_epochs"] = (epochs_between_reports, what)
+        for option, (epochs, what) in measured_by_option.items():
+            first_epoch = math.lcm(epochs, trainer.check_val_every_n_epoch or 1)
+            if first_epoch > trainer.max_epochs:
                 self._warn_once(
                     f"PrivacyMonitor will measure {what}: with `{option}={getattr(self, option)}`"
-                    f" the first time is after epoch {first}, and the training has"
+                    f" the first time is after epoch {first_epoch}, and the training has"
                     f" {trainer.max_epochs} epochs."
                 )
                 return
@@ -340,9 +341,7 @@ class PrivacyMonitor(CallbackBase):
                 suite.reset(observed=True)
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Remove logged values of an earlier epoch, which must not count again; start a measurement
-        if one is due.
-        """
+        """Remove logged values of an earlier epoch; start a measurement if one is due."""
         for name in list(trainer.callback_metrics):
             if self.owns_name(name):
                 del trainer.callback_metrics[name]
@@ -350,17 +349,12 @@ class PrivacyMonitor(CallbackBase):
         if not self._due_keys:
             return
         self._pending_figures.clear()
-        self._row_counts.clear()
-        self._attribute_metrics.clear()
-        # The module may have moved to another device.
-        self._suites = {
-            place: suite
-            for place, suite in self._suites.items()
-            if suite.device == pl_module.device
-        }
-        self._cheap_suites.clear()
-        for suite in self._suites.values():
-            suite.reset()  # drop rows that an interrupted validation may have left
+        self._loader_data.clear()
+        for place, suite in list(self._suites.items()):
+            if suite.device == pl_module.device:
+                suite.reset()  # drop rows that an interrupted validation may have left
+            else:
+                del self._suites[place]  # the module has moved
         if self._encoder is not None:
             self._encoder.freeze_and_rotate_cache(pl_module.device)
 
@@ -411,27 +405,25 @@ class PrivacyMonitor(CallbackBase):
         """Accumulate what a step returned."""
         if not self._due_keys or self._held_error is not None:
             return
-        stage, step_name = ("test", "test_step") if trainer.testing else ("val", "validation_step")
+        step_name = "test_step" if trainer.testing else "validation_step"
         with self._hold_error_if_distributed(trainer):
             arguments = self._read_arguments(trainer, pl_module, outputs, step_name)
             if arguments is None:
                 return
+            data = self._data_of_loader(trainer, pl_module, dataloader_idx)
             with self._explain_errors(step_name):
-                self._suite_of_measurement(stage, dataloader_idx, pl_module).update(**arguments)
-                if self.attributes and self._is_report_due:
-                    self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
-            # Kept on the device: only the total is read after the last batch, because each reading
-            # forces a GPU sync.
-            counts = _count_rows(arguments, pl_module.device)
-            self._row_counts[dataloader_idx] = counts + self._row_counts.get(dataloader_idx, 0)
+                data.suite.update(**arguments)
+                if data.attributes is not None:
+                    labels = self._read_attributes(outputs)
+                    sides = (arguments["original"], arguments["protected"])
+                    data.attributes.update(*sides, arguments["speakers"], labels)
+            data.row_counts = data.row_counts + _count_rows(arguments, pl_module.device)
 
     on_test_batch_end = on_validation_batch_end
 
     @contextmanager
     def _hold_error_if_distributed(self, trainer: Any) -> Iterator[None]:
-        """Keep an error of one of several ranks: raised at once, it would leave the others waiting
-        for this one.
-        """
+        """Keep an error of one of several ranks, which would leave the others waiting."""
         try:
             yield
         except Exception as error:
@@ -440,16 +432,13 @@ class PrivacyMonitor(CallbackBase):
             self._held_error = error
 
     def _raise_held_errors(self, trainer: Any) -> None:
-        """Raise on all ranks if one of them holds an error. Every rank must call this before its
-        next collective.
-        """
+        """Raise on all ranks if one of them holds an error; called before the next collective."""
         held_error = self._held_error
         self._held_error = None
         raise_on_all_ranks(held_error)
 
-    def _update_attributes(
-        self, loader: int, pl_module: Any, arguments: dict[str, Any], outputs: Any
-    ) -> None:
+    def _read_attributes(self, outputs: Any) -> dict[str, Any]:
+        """Return the labels of each attribute that a step returned."""
         labels = {}
         for name, key in self.attributes.items():
             if not isinstance(outputs, Mapping) or key not in outputs:
@@ -457,8 +446,7 @@ class PrivacyMonitor(CallbackBase):
                     f"Expected the step to return {key!r}, a label of each row, for `attributes`."
                 )
             labels[name] = outputs[key]
-        metric = self._attribute_metric_of_loader(loader, pl_module)
-        metric.update(arguments["original"], arguments["protected"], arguments["speakers"], labels)
+        return labels
 
     @contextmanager
     def _explain_errors(self, step_name: str) -> Iterator[None]:
@@ -475,9 +463,7 @@ class PrivacyMonitor(CallbackBase):
     def _read_arguments(
         self, trainer: Any, pl_module: Any, outputs: Any, step_name: str
     ) -> dict[str, Any] | None:
-        """Return the arguments of ``update``, audio embedded; None if a function ``keys`` skips the
-        batch.
-        """
+        """Return the arguments of ``update``, audio embedded; None for a batch that is skipped."""
         arguments = read_unskipped_outputs(outputs, self._keys, step_name)
         if arguments is None:
             return None
@@ -496,38 +482,38 @@ class PrivacyMonitor(CallbackBase):
         return arguments
 
     def _suite_of_loader(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
-        """Return the metric of a dataloader: the same in every epoch, because it keeps what
-        attackers observed.
-        """
+        """Return the metric of a dataloader, the same in every epoch."""
         if (stage, loader) not in self._suites:
-            # In a test, attackers keep what they observed during training.
-            observed = self._suites.get(("val", 0)) if self.watch_training else None
-            suite = deepcopy(self.suite if observed is None else observed)
+            suite = self.suite
+            if self.watch_training and ("val", 0) in self._suites:
+                # In a test, attackers keep what they observed during training.
+                suite = self._suites["val", 0]
+            suite = deepcopy(suite)
             suite.reset()
             suite.validate_args = False  # it would force a GPU sync for every batch
             self._suites[stage, loader] = suite.to(pl_module.device)
         return self._suites[stage, loader]
 
-    def _suite_of_measurement(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
-        """Return the metric of a dataloader for the keys that are due: all, or those that need no
-        attack.
-        """
+    def _data_of_loader(self, trainer: Any, pl_module: Any, loader: int) -> _LoaderData:
+        """Return what this validation accumulates of a dataloader; at first without rows."""
+        if loader in self._loader_data:
+            return self._loader_data[loader]
+        attributes = None
         if self._is_report_due:
-            return self._suite_of_loader(stage, loader, pl_module)
-        if loader not in self._cheap_suites:
+            suite = self._suite_of_loader(_stage(trainer), loader, pl_module)
+            if self.attributes:
+                attributes = AttributeDisclosure(tuple(self.attributes), validate_args=False)
+                attributes = attributes.to(pl_module.device)
+        else:
             suite = deepcopy(self.suite)
             suite.reset(observed=True)
             suite.attacks = None
             suite.metrics = tuple(key for key in self._due_keys if not key.endswith(CI_SUFFIXES))
             suite.validate_args = False
-            self._cheap_suites[loader] = suite.to(pl_module.device)
-        return self._cheap_suites[loader]
-
-    def _attribute_metric_of_loader(self, loader: int, pl_module: Any) -> AttributeDisclosure:
-        if loader not in self._attribute_metrics:
-            metric = AttributeDisclosure(tuple(self.attributes), validate_args=False)
-            self._attribute_metrics[loader] = metric.to(pl_module.device)
-        return self._attribute_metrics[loader]
+            suite = suite.to(pl_module.device)
+        row_counts = torch.zeros(1 + len(SIDES), dtype=torch.long, device=pl_module.device)
+        self._loader_data[loader] = _LoaderData(suite, attributes, row_counts)
+        return self._loader_data[loader]
 
     # After the last batch
 
@@ -542,7 +528,7 @@ class PrivacyMonitor(CallbackBase):
                 self._measure_loader(trainer, pl_module, loader, suffix)
         for suite in self._suites.values():
             suite.reset()
-        self._cheap_suites.clear()
+        self._loader_data.clear()
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -553,9 +539,11 @@ class PrivacyMonitor(CallbackBase):
 
     def _measure_loader(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> None:
         """Measure one dataloader, log and draw it."""
-        stage, prefix = ("test", self._test_prefix) if trainer.testing else ("val", self.prefix)
+        prefix = self._test_prefix if trainer.testing else self.prefix
         place = f"{prefix}{suffix}"
-        num_rows, *num_broken = self._count_rows_of_all_ranks(trainer, pl_module, loader)
+        data = self._data_of_loader(trainer, pl_module, loader)  # also on a rank without rows
+        counts_of_all_ranks = trainer.strategy.reduce(data.row_counts, reduce_op="sum")
+        num_rows, *num_broken = counts_of_all_ranks.tolist()
         if num_rows == 0:
             return
         for side, count in zip(SIDES, num_broken, strict=True):
@@ -568,7 +556,7 @@ class PrivacyMonitor(CallbackBase):
         start = time.perf_counter()
         with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
             with self._warn_once_per_cause(place, is_nan_explained=any(num_broken)):
-                report, scalars = self._compute(stage, loader, pl_module)
+                report, scalars = self._compute(data)
             value_of_key = read_numbers(scalars)
         self._num_measurements += 1
         if trainer.state.fn == "fit":
@@ -590,29 +578,14 @@ class PrivacyMonitor(CallbackBase):
         if report is not None:
             self._draw_if_due(trainer, EvaluatedSystem(prefix, report), loader, suffix)
 
-    def _count_rows_of_all_ranks(self, trainer: Any, pl_module: Any, loader: int) -> list[int]:
-        """Return the number of rows on all ranks, and of those that are not finite on each side."""
-        counts = self._row_counts.get(loader)
-        if counts is None:
-            counts = torch.zeros(1 + len(SIDES), dtype=torch.long, device=pl_module.device)
-        totals: list[int] = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
-        return totals
-
-    def _compute(
-        self, stage: str, loader: int, pl_module: Any
-    ) -> tuple[PrivacyReport | None, dict[str, Tensor]]:
-        """Return the report where one is due, and the scalars to log; warn of what makes them
-        worthless.
-
-        Every rank computes everything, also without rows of its own: metrics gather them.
-        """
-        suite = self._suite_of_measurement(stage, loader, pl_module)
+    def _compute(self, data: _LoaderData) -> tuple[PrivacyReport | None, dict[str, Tensor]]:
+        """Return the report where one is due, and the scalars to log; warn of failed checks."""
         if not self._is_report_due:
-            return None, suite.compute()
-        report = suite.report()
+            return None, data.suite.compute()
+        report = data.suite.report()
         scalars = {key: report.scalars[key] for key in self.metrics if key in report.scalars}
-        if self.attributes:
-            disclosed = self._attribute_metric_of_loader(loader, pl_module).compute()
+        if data.attributes is not None:
+            disclosed = data.attributes.compute()
             logged_keys = [key for key in disclosed if key.endswith(("_disclosure", "_chance"))]
             scalars.update({key: disclosed[key] for key in logged_keys})
         for check in report.checks:
@@ -630,31 +603,27 @@ class PrivacyMonitor(CallbackBase):
             self._pending_figures[loader] = draw  # drawn if this is the last report
 
     def _are_figures_due(self, loader: int) -> bool:
-        """Return whether the last report is the first one, or the first after another
-        `figures_every_n_epochs`.
-        """
-        epoch_numbers = [
-            int(row["epoch"]) + 1
-            for row in self.history
-            if row["dataloader_idx"] == loader
-            and (row["epoch"] + 1) % self.report_every_n_epochs == 0
-        ]
+        """Return whether this report is the first one, or the first of a period of figures."""
+        epoch_numbers = []  # of reports, from 1
+        for row in self.history:
+            epoch_number = int(row["epoch"]) + 1
+            is_report = epoch_number % self.report_every_n_epochs == 0
+            if is_report and row["dataloader_idx"] == loader:
+                epoch_numbers.append(epoch_number)
         if len(epoch_numbers) < 2:
             return True
-        every = self.figures_every_n_epochs or 1
-        return epoch_numbers[-1] // every > epoch_numbers[-2] // every
+        epochs = self.figures_every_n_epochs or 1
+        return epoch_numbers[-1] // epochs > epoch_numbers[-2] // epochs
 
     @contextmanager
     def _warn_once_per_cause(self, place: str, is_nan_explained: bool) -> Iterator[None]:
-        """Give the warnings of the body that were not given in this run; of several for one cause
-        only the longest.
-        """
+        """Give new warnings of the body once; of several for one cause only the longest."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             yield
         messages = list(dict.fromkeys(str(warning.message) for warning in caught))
         for message in messages:
-            is_told_by_another = any(message != other and message in other for other in messages)
+            is_told_by_another = any(message in longer for longer in messages if longer != message)
             is_told_by_rows = is_nan_explained and message.endswith("The result is NaN.")
             if not is_told_by_another and not is_told_by_rows:
                 self._warn_once(f"PrivacyMonitor, {place}: {message}")
@@ -667,9 +636,7 @@ class PrivacyMonitor(CallbackBase):
     # After training, and resumed runs
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Draw the last measurement; warn if nothing was measured, or if attackers had nothing to
-        learn from.
-        """
+        """Draw the last measurement; warn if nothing was measured, or nothing observed."""
         while self._pending_figures:
             _, draw = self._pending_figures.popitem()
             draw()
@@ -705,9 +672,7 @@ class PrivacyMonitor(CallbackBase):
         return {"history": [dict(row) for row in self.history]}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Decide whether to load the history: not where weights are loaded only for a test after a
-        training.
-        """
+        """Decide whether to load the history: not for a test after a training."""
         self._is_resuming = trainer.state.fn == "fit" or not self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -723,21 +688,19 @@ def find_monitors(trainer: Any) -> list[PrivacyMonitor]:
 
 
 def name_of_key(prefix: str, key: str) -> str:
-    """Return the name under which a key is logged: numbers of one condition stand in a group of
-    their own.
+    """Return the name a key is logged under: numbers of one condition have a group of their own.
 
     Example:
         >>> name_of_key("val/privacy", "disclosure"), name_of_key("val/privacy", "op_eer")
         ('val/privacy/disclosure', 'val/privacy_conditions/op_eer')
     """
-    return f"{prefix}{CONDITIONS_SUFFIX if _is_of_condition(key) else ''}/{key}"
-
-
-def _is_of_condition(key: str) -> bool:
     try:
-        return scalar(key).condition != ""
+        condition = scalar(key).condition
     except KeyError:  # an attribute
-        return False
+        condition = ""
+    if condition:
+        return f"{prefix}{CONDITIONS_SUFFIX}/{key}"
+    return f"{prefix}/{key}"
 
 
 def select_cheap_keys(keys: Iterable[str]) -> tuple[str, ...]:
@@ -751,16 +714,15 @@ def select_cheap_keys(keys: Iterable[str]) -> tuple[str, ...]:
     """
     cheap = []
     for key in keys:
-        families = {family for _, family in required_families([_remove_interval_suffix(key)])}
+        plain_key = key.removesuffix(CI_SUFFIXES[0]).removesuffix(CI_SUFFIXES[1])
+        families = {family for _, family in required_families([plain_key])}
         if families.isdisjoint(_EXPENSIVE_FAMILIES):
             cheap.append(key)
     return tuple(cheap)
 
 
-def _remove_interval_suffix(key: str) -> str:
-    for suffix in CI_SUFFIXES:
-        key = key.removesuffix(suffix)
-    return key
+def _stage(trainer: Any) -> str:
+    return "test" if trainer.testing else "val"
 
 
 def _check_prefix(prefix: Any) -> None:
@@ -773,19 +735,15 @@ def _check_prefix(prefix: Any) -> None:
 
 
 def _count_rows(arguments: Mapping[str, Any], device: torch.device) -> Tensor:
-    """Return the number of rows of a batch, and how many of them are not finite on each side,
-    ``(3,)``.
-    """
+    """Return the number of rows, and of those that are not finite on each side, ``(3,)``."""
     counts = [torch.tensor(len(arguments["speakers"]), device=device)]
     for side in SIDES:
         embeddings = arguments.get(side)
-        rows_of_encoders = (
-            list(embeddings.values()) if isinstance(embeddings, Mapping) else [embeddings]
-        )
+        if not isinstance(embeddings, Mapping):
+            embeddings = {} if embeddings is None else {"": embeddings}
         is_broken = torch.zeros(1, dtype=torch.bool, device=device)
-        for rows in rows_of_encoders:
-            if rows is not None:
-                is_broken = is_broken | (~rows.isfinite()).flatten(1).any(dim=1)
+        for rows in embeddings.values():
+            is_broken = is_broken | (~rows.isfinite()).flatten(1).any(dim=1)
         counts.append(is_broken.sum())
     return torch.stack(counts)
 
@@ -798,18 +756,16 @@ def _find_what_figures_lack(trainer: Any) -> str:
         # now, so that the first epoch takes no longer than others
         importlib.import_module("vpmetrics.report.figures")
     elif rank_zero_loggers(trainer):
-        return (
-            f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
-        )
+        names = ", ".join(type(logger).__name__ for logger in trainer.loggers)
+        return f"{names} cannot take figures"
     return ""
 
 
 def _write_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int) -> None:
     from vpmetrics.report.figures import CARD, draw_all_figures
 
+    group = suffix_first_component(system.name, "_figures")
     with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
         for key, figure in draw_all_figures([system], CARD).items():
             for write in figure_writers(trainer):
-                write(
-                    f"{suffix_first_component(system.name, '_figures')}/{key}{suffix}", figure, step
-                )
+                write(f"{group}/{key}{suffix}", figure, step)
