@@ -28,7 +28,9 @@ class Encoder(torch.nn.Module):
         projected = self.layer(audio.unflatten(1, (-1, 8)).mean(1) + 1)
         self.calls.append(tuple(audio.shape))
         self.modes.add((self.training, torch.is_grad_enabled(), self.layer(audio[:, :8]).dtype))
-        return self.dropout(projected) + 0.2 * audio.std(1, keepdim=True)
+        embeddings = self.dropout(projected) + 0.2 * audio.std(1, keepdim=True)
+        # On a grid: padding rounds otherwise, and the order of utterances depends on every bit.
+        return (embeddings * 256).round() / 256
 
 
 def recordings(longest=40):
@@ -87,11 +89,6 @@ def assert_measured(monitor, original, protected):
         ]
     metric.update(*sides, NAMES)
     expected = {key: float(value) for key, value in metric.compute().items()}
-    # The order of utterances depends on every bit, and padding changes the last ones: other
-    # references for ranks.
-    expected = {
-        key: value for key, value in expected.items() if not key.endswith(("mean_d", "id_rate"))
-    }
     measured = {key: monitor.history[-1][key] for key in expected}
     assert measured == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
 
@@ -210,11 +207,6 @@ def test_several_encoders_are_one_attacker(pl):
         ]
     metric.update(*embeddings, NAMES)
     expected = {key: float(value) for key, value in metric.compute().items()}
-    # The order of utterances depends on every bit, and padding changes the last ones: other
-    # references for ranks.
-    expected = {
-        key: value for key, value in expected.items() if not key.endswith(("mean_d", "id_rate"))
-    }
     measured = {key: monitor.history[-1][key] for key in expected}
     assert measured == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
 
