@@ -70,7 +70,10 @@ def decide(risks, worst=None, checks=(), shorter=(), has_attacks=True, condition
 def test_low_needs_every_risk_excluded_and_names_its_length():
     headline = decide(quiet_risks())
     assert headline.level == "low"
-    assert headline.verdict == "Low speaker leakage, for up to 5 utterances of one person."
+    assert headline.verdict == (
+        "Low speaker leakage, for up to 5 utterances of one person, to attackers who learnt from"
+        " 24 speakers."
+    )
     assert headline.reasons == ()
 
 
@@ -147,7 +150,8 @@ def test_shorter_conversations_are_tried_where_longer_ones_do_not_tell():
     assert headline.level == "low"
     assert (
         headline.verdict
-        == "Low speaker leakage, for up to 5 utterances of one person; for 10 these data cannot"
+        == "Low speaker leakage, for up to 5 utterances of one person, to attackers who learnt from"
+        " 24 speakers; for 10 these data cannot"
         " tell."
     )
     assert (
@@ -156,7 +160,8 @@ def test_shorter_conversations_are_tried_where_longer_ones_do_not_tell():
     )
     one = [risk("disclosure", name) for name in ("OP", "PP")]
     assert decide(risks, shorter=one).verdict.startswith(
-        "Low speaker leakage, for one utterance of one person"
+        "Low speaker leakage, for one utterance of one person, to attackers who learnt from 24"
+        " speakers"
     )
 
 

@@ -349,10 +349,7 @@ def _decide(report: PrivacyReport, headline: Headline) -> Headline:
         return _conclude(headline, "high", "High speaker leakage.", [*reasons, *failed])
     if shown or headline.is_speaker_exposed:
         return _conclude(headline, "moderate", "Moderate speaker leakage.", [*reasons, *failed])
-    has_attacks = any(
-        not math.isnan(float(report.scalars.get(scalar_key(name, "attack_speakers"), math.nan)))
-        for name in hidden_conditions(report.conditions)
-    )
+    has_attacks = bool(_count_fitted_speakers(report))
     is_worst_known = not math.isnan(headline.worst_p)
     if has_attacks and is_worst_known and not failed:
         length = _find_safe_length(risks, report.shorter_risks)
@@ -368,6 +365,16 @@ def _decide(report: PrivacyReport, headline: Headline) -> Headline:
 
 def _conclude(headline: Headline, level: Level, sentence: str, reasons: Sequence[str]) -> Headline:
     return replace(headline, level=level, verdict=sentence, reasons=tuple(reasons))
+
+
+def _count_fitted_speakers(report: PrivacyReport) -> list[float]:
+    """Return how many speakers attacks were fitted on, of each condition with attacks."""
+    numbers: list[float] = []
+    for condition in hidden_conditions(report.conditions):
+        num_fitted = report.scalars.get(scalar_key(condition, "attack_speakers"))
+        if num_fitted is not None and not bool(num_fitted.isnan()):
+            numbers.append(float(num_fitted))
+    return numbers
 
 
 def _find_safe_length(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> int | None:
@@ -386,14 +393,18 @@ def _find_safe_length(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> i
 
 
 def _low_sentence(report: PrivacyReport, length: int, risks: Sequence[Risk]) -> str:
-    """Return the verdict that leakage is low: for how much speech of one person, and in which
-    conditions.
+    """Return the verdict that leakage is low: for how much speech, to whom, in which conditions.
+
+    Attackers who learn from more speakers may find what these cannot.
     """
-    if length == 1:
-        text = "for one utterance"
-    else:
-        text = f"for up to {length} utterances"
-    sentence = f"Low speaker leakage, {text} of one person"
+    amount = "for one utterance"
+    if length > 1:
+        amount = f"for up to {length} utterances"
+    num_fitted = min(_count_fitted_speakers(report))
+    sentence = (
+        f"Low speaker leakage, {amount} of one person, to attackers who learnt from"
+        f" {num_fitted:,.0f} speakers"
+    )
     tried = max(risk.utterances for risk in risks)
     if tried > length:
         sentence += f"; for {tried} these data cannot tell"
