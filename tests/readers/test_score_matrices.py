@@ -86,6 +86,20 @@ def test_measures_match_the_reference(tmp_path, monkeypatch, scored, few_trials)
     assert any("No intervals" in note for note in system.notes) == (not few_trials)
 
 
+def test_a_large_matrix_that_leaks_is_said_to_leak(tmp_path, monkeypatch):
+    """Without intervals, many trials above the upper limit are enough."""
+    monkeypatch.setattr(score_matrices, "_FEW_TRIALS", 0)
+    draw = np.random.default_rng(1)
+    rows = [f"s{k:02d}" for k in range(30)]
+    columns = [f"s{k % 30:02d}" for k in range(150)]
+    is_target = np.array(rows)[:, None] == np.array(columns)
+    scores = (draw.normal(size=(30, 150)) + 3 * is_target).astype("f")
+    matrix = read_score_matrix(*write_sidecar(tmp_path / "m.npy", scores, rows, columns))
+    headline = evaluate_score_matrices("m", {"PP": matrix}, confidence=0.95).report.headline
+    assert headline.level == "high"
+    assert headline.risks
+
+
 def test_ranks_match_numpy(tmp_path, scored):
     scores, rows, columns = scored
     matrix = read_score_matrix(*write_sidecar(tmp_path / "m.npy", *scored))

@@ -77,11 +77,15 @@ def _run_printing_errors(parsed: Namespace) -> Literal[0, 2]:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("vpmetrics"):
             raise
-        extra = "audio" if error.name in ("soundfile", "resemblyzer") else "cli"
+        extra = "cli"
+        if error.name in ("soundfile", "resemblyzer"):
+            extra = "audio"
         print(f"vpmetrics needs {error.name}: pip install 'vpmetrics[{extra}]'", file=sys.stderr)
     except (InputError, OSError) as error:
         # The user can correct what the system rejects, such as a file name that is too long.
-        text = error if isinstance(error, InputError) else describe_error(error)
+        text = str(error)
+        if not isinstance(error, InputError):
+            text = describe_error(error)
         print(f"vpmetrics {parsed.command}: error: {text}", file=sys.stderr)
     else:
         return 0

@@ -53,7 +53,9 @@ class NamedResults:
     def name(self, result: ChallengeResult) -> str:
         """Return the name of a system on a data set against an attacker."""
         name = self.name_without_attacker(result)
-        return f"{name}, {attacker_of(result)}" if self._has_several_attackers else name
+        if self._has_several_attackers:
+            return f"{name}, {attacker_of(result)}"
+        return name
 
 
 def attacker_of(result: ChallengeResult) -> str:

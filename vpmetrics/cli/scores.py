@@ -28,7 +28,7 @@ def scores(options: ScoresOptions, console: Console) -> None:
         systems = _evaluate_matrices(options, files_of)
     else:
         systems = _evaluate_scores(options, files_of)
-    sources = {path: "" for files in files_of.values() for path in files.values()}
+    sources = dict.fromkeys(_list_paths(files_of))
     title = "Comparison of systems"
     lead = f"{len(systems)} systems side by side"
     if len(systems) == 1:
@@ -57,14 +57,24 @@ def _find_files(options: ScoresOptions) -> dict[str, dict[str, str]]:
             raise InputError(
                 f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} files of scores for {name}."
             )
-        conditions = ("OP", "PP") if len(paths) == 2 or by_condition else ("",)
+        conditions: tuple[str, ...] = ("",)
+        if len(paths) == 2 or by_condition:
+            conditions = ("OP", "PP")
         files_of[name] = by_condition | dict(zip(conditions, paths, strict=False))
     return files_of
 
 
+def _list_paths(files_of: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the score files of all systems."""
+    paths: list[str] = []
+    for files in files_of.values():
+        paths += files.values()
+    return paths
+
+
 def _check_options(options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]) -> None:
     """Raise for options that cannot be used, before anything is read or computed."""
-    sources = [path for files in files_of.values() for path in files.values()]
+    sources = _list_paths(files_of)
     lists = (options.key, options.speakers, options.row_speakers, options.column_speakers)
     sources += [*options.fit, *filter(None, lists)]
     check_utility(options.output, list(files_of))
@@ -83,7 +93,9 @@ def _check_options(options: ScoresOptions, files_of: Mapping[str, Mapping[str, s
         and conditions == {""}
         and (options.similarity or options.intervals is None)
     ):
-        idle = "--similarity" if options.similarity else "--utt2spk"
+        idle = "--utt2spk"
+        if options.similarity:
+            idle = "--similarity"
         raise InputError(
             f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing."
         )
@@ -101,7 +113,7 @@ def _check_options(options: ScoresOptions, files_of: Mapping[str, Mapping[str, s
 
 def _holds_matrices(files_of: Mapping[str, Mapping[str, str]]) -> bool:
     """Return whether all files are score matrices; raise for a mixture."""
-    paths = [path for files in files_of.values() for path in files.values()]
+    paths = _list_paths(files_of)
     matrices = [path for path in paths if format_suffix(path) in ("npy", "npz")]
     if 0 < len(matrices) < len(paths):
         raise InputError(
@@ -132,33 +144,40 @@ def _evaluate_scores(
     """Evaluate systems from their score files in each condition; they share that of original
     speech.
     """
-    key = None if options.key is None else read_key(options.key, options.key_columns)
-    speaker_of = {} if options.speakers is None else read_map(options.speakers)
+    key = None
+    if options.key is not None:
+        key = read_key(options.key, options.key_columns)
+    speaker_of: dict[str, str] = {}
+    if options.speakers is not None:
+        speaker_of = read_map(options.speakers)
     systems: list[EvaluatedSystem] = []
-    shared: dict[str, Trials] = {}
+    shared: dict[str, Trials] = {}  # of original speech
     for name, files in files_of.items():
         trials: dict[str, Trials] = {}
         for condition, path in files.items():
-            if condition in shared:
-                trials[condition] = shared[condition]
-                continue
-            file = read_scores(path, options.score_columns)
-            trials[condition] = label_trials(file, key, options.strict)
+            trials[condition] = shared.get(condition) or _read_trials(path, key, options)
         if "OO" in trials:
             shared["OO"] = trials["OO"]
-        fit = _read_calibration_trials(options, key) if options.fit else None
+        fit = None
+        if options.fit:
+            fit = _read_calibration_trials(options, key)
         with show_progress(f"calibrating {name}"):
             if options.speakers is not None:
-                for one in trials.values():
-                    _check_speakers_are_listed(one, speaker_of, options.speakers)
-            similarity: Literal["geometric", "sigmoid"] = (
-                "sigmoid" if options.similarity == "sigmoid" else "geometric"
-            )
+                for of_condition in trials.values():
+                    _check_speakers_are_listed(of_condition, speaker_of, options.speakers)
+            similarity: Literal["geometric", "sigmoid"] = "geometric"
+            if options.similarity == "sigmoid":
+                similarity = "sigmoid"
             system = evaluation.evaluate_trials(
                 name, trials, fit, speaker_of, similarity, options.intervals
             )
         systems.append(system)
     return systems
+
+
+def _read_trials(path: str, key: Trials | None, options: ScoresOptions) -> Trials:
+    """Read a score file, with the labels that the key has of its trials."""
+    return label_trials(read_scores(path, options.score_columns), key, options.strict)
 
 
 def _read_calibration_trials(options: ScoresOptions, key: Trials | None) -> Trials:

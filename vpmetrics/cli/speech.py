@@ -131,7 +131,8 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind:
     names = [one.name for one in inputs]
     check_utility(options.output, names)
     check_outputs(options.output, [source for one in inputs for source in one.sources])
-    rows, measures = options.rows, options.measures
+    rows = options.rows
+    measures = options.measures
     if rows.format is not None and rows.format not in READERS:
         raise InputError(
             f"Expected --format to be one of {', '.join(READERS)}, but got {quote(rows.format)}."
@@ -183,7 +184,10 @@ def _evaluate_recordings(inputs: Sequence[SystemInputs], options: SpeechOptions)
     systems: list[EvaluatedSystem] = []
     samples: list[Sample] = []
     with TemporaryDirectory(prefix="vpmetrics-") as temporary:
-        cache = Path(temporary) if out is None else out.with_name(f"{out.name}-embeddings")
+        if out is None:
+            cache = Path(temporary)
+        else:
+            cache = out.with_name(f"{out.name}-embeddings")
         for one in inputs:
             embedded = embed_system(
                 one.original[0], one.protected[0], options.recordings, options.rows, cache
@@ -258,7 +262,8 @@ def _evaluate_with_attributes(
 
 def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> EvaluatedSystem:
     """Evaluate a system by exactly the trials of a list, and attack the utterances they name."""
-    rows, measures = options.rows, options.measures
+    rows = options.rows
+    measures = options.measures
     files = EmbeddingFiles(one.container, rows.format, rows.strip_suffix)
     original, protected = trial_protocol.read_protocol_sides(files, one.original, one.protected)
     protocol = trial_protocol.read_protocol_options(rows, options.trials, options.key_columns)
@@ -279,7 +284,8 @@ def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> Evalua
 
 def make_metric(options: SpeechOptions, default_scoring: str = "cosine") -> VoicePrivacy:
     """Return the metric that options describe."""
-    rows, measures = options.rows, options.measures
+    rows = options.rows
+    measures = options.measures
     sizes = measures.population
     if measures.distractors is not None and not sizes:
         sizes = _SIZES_WITH_DISTRACTORS

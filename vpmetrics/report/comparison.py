@@ -174,7 +174,8 @@ def _expand_columns(
             entries += _expand_columns(PRESETS[name], systems, utilities)
         elif name in utilities or name == "utility":
             for key in utilities if name == "utility" else [name]:
-                unit, text = Unit("", ".4g"), "utility of protected speech"
+                unit = Unit("", ".4g")
+                text = "utility of protected speech"
                 entries.append(
                     Scalar(key, key, unit, utility_direction(key), text, family="utility")
                 )
@@ -256,7 +257,10 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     ranked = [system for system in systems if not math.isnan(getattr(headline_of(system), key))]
     verdict = verdict_of(systems[0])
     if len(systems) == 1 or not ranked:
-        title = f"{systems[0].name}: {verdict.title}" if systems[0].name else verdict.title
+        if systems[0].name:
+            title = f"{systems[0].name}: {verdict.title}"
+        else:
+            title = verdict.title
         return verdict._replace(title=title)
     best = ranked[0]
     worst = ranked[-1]
@@ -353,7 +357,8 @@ def _compare_systems(
     """Compare two systems by one scalar; None unless both have its jackknife, on the same
     speakers.
     """
-    one, other = first.report.jackknife, second.report.jackknife
+    one = first.report.jackknife
+    other = second.report.jackknife
     if (
         confidence is None
         or one is None
@@ -376,7 +381,10 @@ def table_of_pairs(pairs: Sequence[Pair]) -> Table:
     rows = []
     for pair in pairs:
         change = pair.difference
-        lower = pair.first if float(change.probability_below) > 0.5 else pair.second
+        if float(change.probability_below) > 0.5:
+            lower = pair.first
+        else:
+            lower = pair.second
         verdict = f"not significant; lower for {lower}"
         if pair.is_told_apart:
             verdict = f"{lower} discloses less"

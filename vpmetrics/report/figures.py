@@ -37,7 +37,8 @@ from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_utility
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem, choose_original_name
 from vpmetrics.report.trial_report import ScoredTrials, report_trials
 
-_MOST_NAMES, _LONGEST_NAME = 20, 5  # that are legible along a heat map
+_MOST_NAMES = 20  # that are legible along a heat map
+_LONGEST_NAME = 5  # letters of such a name
 
 
 class FigureLayout(NamedTuple):
@@ -66,7 +67,8 @@ class FigureLayout(NamedTuple):
 # TensorBoard scales a picture to 410 by 220 pixels: a figure of few inches has large letters.
 CARD = FigureLayout(size=(4.4, 2.4), scale=0.62, columns=2, is_page=False)
 # A phone of 390 pixels shrinks five inches to three quarters, and letters are still read.
-PAGE = FigureLayout(size=(5.4, 3.6), scale=1.0, columns=3, is_page=True)
+PAGE = FigureLayout(size=(5.3, 3.5), scale=1.0, columns=3, is_page=True)
+_WIDE_PANEL = 5  # inches, with names of attacks: a card has room for one
 Draw = Callable[[Sequence[EvaluatedSystem], FigureLayout], Figure | None]
 
 
@@ -81,8 +83,12 @@ class FigureKind(NamedTuple):
 
 def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> dict[str, Figure]:
     """Draw all figures that the systems have data for; return them by key."""
-    drawn = {kind.key: kind.draw(systems, layout) for kind in FIGURES}
-    return {key: figure for key, figure in drawn.items() if figure is not None}
+    drawn: dict[str, Figure] = {}
+    for figure_kind in FIGURES:
+        figure = figure_kind.draw(systems, layout)
+        if figure is not None:
+            drawn[figure_kind.key] = figure
+    return drawn
 
 
 class _LazyScalars(dict[str, Any]):
@@ -95,11 +101,9 @@ class _LazyScalars(dict[str, Any]):
         self.report = report
 
     def __missing__(self, key: str) -> Any:
-        return (
-            SCORE_MEASURES[key](self.report.scores.measure_input)
-            if key in SCORE_MEASURES
-            else math.nan
-        )
+        if key not in SCORE_MEASURES:
+            return math.nan
+        return SCORE_MEASURES[key](self.report.scores.measure_input)
 
 
 class ShownCondition:
@@ -115,16 +119,17 @@ class ShownCondition:
         report: Any,
         is_single: bool = False,
     ) -> None:
-        self.label, self.system, self.condition, self.is_single = (
-            label,
-            system,
-            condition,
-            is_single,
-        )
-        self.title = label if condition in ("", label) else f"{label}, {condition}"
+        self.label = label
+        self.system = system
+        self.condition = condition
+        self.is_single = is_single
+        self.title = label
+        if condition not in ("", label):
+            self.title = f"{label}, {condition}"
         # a ConditionReport, with the parts that `has_data` of a figure asks for
         self.report = report
-        self.steps, self.scalars = report.scores.counts.ascending, _LazyScalars(report)
+        self.steps = report.scores.counts.ascending
+        self.scalars = _LazyScalars(report)
 
 
 DrawCondition = Callable[[ShownCondition, Axes], object]
@@ -137,17 +142,32 @@ def _choose_conditions(
     """Return the conditions of one system, or original speech and the attacked condition of
     several.
     """
-    first, conditions = systems[0], systems[0].report.conditions
     if len(systems) == 1:
-        chosen = [
-            ShownCondition(name or "scores", first, name, report, True)
-            for name, report in conditions.items()
-        ]
+        chosen = _conditions_of_one_system(systems[0])
     else:
-        labels = [(choose_original_name(systems), first, "OO")] if "OO" in conditions else []
-        labels += [(system.name, system, system.report.main_condition) for system in systems]
-        chosen = [ShownCondition(*label, label[1].report.conditions[label[2]]) for label in labels]
+        chosen = _attacked_conditions(systems)
     return [shown for shown in chosen if has_data(shown.report)]
+
+
+def _conditions_of_one_system(system: EvaluatedSystem) -> list[ShownCondition]:
+    chosen: list[ShownCondition] = []
+    for name, report in system.report.conditions.items():
+        chosen.append(ShownCondition(name or "scores", system, name, report, is_single=True))
+    return chosen
+
+
+def _attacked_conditions(systems: Sequence[EvaluatedSystem]) -> list[ShownCondition]:
+    """Return original speech, if there is any, and the attacked condition of each system."""
+    chosen: list[ShownCondition] = []
+    of_first_system = systems[0].report.conditions
+    if "OO" in of_first_system:
+        label = choose_original_name(systems)
+        chosen.append(ShownCondition(label, systems[0], "OO", of_first_system["OO"]))
+    for system in systems:
+        condition = system.report.main_condition
+        report = system.report.conditions[condition]
+        chosen.append(ShownCondition(system.name, system, condition, report))
+    return chosen
 
 
 def _overlay_conditions(draw: DrawCondition, has_data: HasData = lambda _: True) -> Draw:
@@ -175,20 +195,36 @@ def _panel_per_condition(
 
     def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = _choose_conditions(systems, has_data)
-        if not layout.is_page:  # two panels can be read on a card, one with names of attacks
-            linked = "across" if any(shown.condition == "across" for shown in chosen) else "PP"
-            chosen = [shown for shown in chosen if shown.condition in ("OP", linked)] or chosen
-            chosen = chosen[: 2 if size[0] < 5 else 1]
+        if not layout.is_page:
+            chosen = _choose_for_card(chosen, most=2 if size[0] < _WIDE_PANEL else 1)
         axes = layout.make_axes(len(chosen), size)
+        if not axes:
+            return None
         for shown, ax in zip(chosen, axes, strict=True):
             draw(shown, ax)
-        for name in shared_axes if axes else ():
-            limits = [limit for ax in axes for limit in getattr(ax, f"get_{name}lim")()]
-            for ax in axes:
-                ax.set(**{f"{name}lim": (min(limits), max(limits))})
-        return figure_of(axes[0]) if axes else None
+        for name in shared_axes:
+            _share_limits(axes, name)
+        return figure_of(axes[0])
 
     return draw_figure
+
+
+def _choose_for_card(chosen: list[ShownCondition], most: int) -> list[ShownCondition]:
+    """Return the conditions that a card has room for: OP, and that of protected enrolment."""
+    protected = "PP"
+    if any(shown.condition == "across" for shown in chosen):
+        protected = "across"
+    hidden = [shown for shown in chosen if shown.condition in ("OP", protected)]
+    return (hidden or chosen)[:most]
+
+
+def _share_limits(axes: Sequence[Axes], name: str) -> None:
+    """Give all panels the same limits on the axis called ``name``."""
+    limits: list[float] = []
+    for ax in axes:
+        limits.extend(getattr(ax, f"get_{name}lim")())
+    for ax in axes:
+        ax.set(**{f"{name}lim": (min(limits), max(limits))})
 
 
 def _axes_per_system(
@@ -205,8 +241,11 @@ def _axes_per_system(
         axes = layout.make_axes(len(chosen), size)
         for system, ax in zip(chosen, axes, strict=True):
             draw(system, ax)
-            ax.set_title(as_label(system.name) if len(chosen) > 1 else "", fontsize="medium")
-        return _finish_figure(axes) if size is None else figure_of(axes[0]) if axes else None
+            title = as_label(system.name) if len(chosen) > 1 else ""
+            ax.set_title(title, fontsize="medium")
+        if size is None:
+            return _finish_figure(axes)
+        return figure_of(axes[0]) if axes else None
 
     return draw_figure
 
@@ -221,12 +260,10 @@ def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
 def _draw_deid_gvd_figure(
     systems: Sequence[EvaluatedSystem], layout: FigureLayout
 ) -> Figure | None:
-    points = [(system.name, system.scalars) for system in systems]
-    points = [
-        row
-        for row in points
-        if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))
-    ]
+    points = []
+    for system in systems:
+        if math.isfinite(system.get_or_nan("deid")) and math.isfinite(system.get_or_nan("gvd")):
+            points.append((system.name, system.scalars))
     if not points:
         return None
     (ax,) = layout.make_axes()
@@ -240,11 +277,10 @@ def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayou
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
     axes = layout.make_axes(len(names))
     for name, ax in zip(names, axes, strict=True):
-        points = [
-            (each.name, each.scalars, each.utility[name])
-            for each in measured
-            if name in each.utility
-        ]
+        points = []
+        for system in measured:
+            if name in system.utility:
+                points.append((system.name, system.scalars, system.utility[name]))
         draw_utility(points, name, utility_direction(name) == "low", ax)
     return _finish_figure(axes)
 
@@ -290,14 +326,12 @@ def _draw_learning_curve(shown: ShownCondition, ax: Axes) -> None:
 
 def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) -> None:
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=shown.steps.targets.device)
-    values, counts = shown.report.scores.trials.values_and_counts()
-    actual = (
-        actual_cross_entropy(values, counts, odds) if has_actual and shown.report.is_llr else None
-    )
-    minimum, interval = (
-        shown.report.minimum_cross_entropy(odds),
-        shown.report.cross_entropy_interval(odds),
-    )
+    actual = None
+    if has_actual and shown.report.is_llr:
+        values, counts = shown.report.scores.trials.values_and_counts()
+        actual = actual_cross_entropy(values, counts, odds)
+    minimum = shown.report.minimum_cross_entropy(odds)
+    interval = shown.report.cross_entropy_interval(odds)
     score_plots.draw_ece_profile(minimum, actual, shown.scalars, ax, shown.label, interval)
 
 
@@ -313,10 +347,11 @@ def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
     for label, run in runs.items():
         _draw_ece_profile(ShownCondition(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
-    for kind, llr in transfer.llr.items():
+    for calibration, llr in transfer.llr.items():
         profile = actual_cross_entropy(llr, transfer.counts, odds)
-        distortion, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
-        score_plots.draw_attacker_profile(profile, distortion, cllr, ax, kind)
+        distortion = float(transfer.scalars[f"c_ece_{calibration}"])
+        cllr = float(transfer.scalars[f"cllr_{calibration}"])
+        score_plots.draw_attacker_profile(profile, distortion, cllr, ax, calibration)
 
 
 def draw_calibration_transfer(
@@ -325,10 +360,8 @@ def draw_calibration_transfer(
     """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on
     the other.
     """
-    report, ax = (
-        report_trials({"": ScoredTrials(preds, target)}, ScoredTrials(fit_preds, fit_target)),
-        axes_or_new(ax),
-    )
+    report = report_trials({"": ScoredTrials(preds, target)}, ScoredTrials(fit_preds, fit_target))
+    ax = axes_or_new(ax)
     _draw_calibrated_profiles(EvaluatedSystem("", report), ax)
     return figure_of(ax), ax
 
@@ -337,19 +370,19 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
     values, counts = shown.report.scores.trials.values_and_counts()
     score_plots.draw_share_by_posterior(values, counts, ax, shown.label)
     # Several systems would have too many curves.
-    if (
-        shown.is_single
-        and shown.report.calibrated is not None
-        and (halves := shown.report.calibrated())
-    ):
-        llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
-        score_plots.draw_share_by_posterior(
-            llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated"
-        )
+    halves = None
+    if shown.is_single and shown.report.calibrated is not None:
+        halves = shown.report.calibrated()
+    if halves:
+        llr = torch.cat([half.scores for half in halves])
+        is_target = torch.cat([half.is_target for half in halves])
+        counts_by_class = torch.stack([~is_target, is_target])
+        score_plots.draw_share_by_posterior(llr, counts_by_class, ax, f"{shown.label}, calibrated")
     transfer = shown.system.report.transfer
     if transfer is not None and shown.condition == shown.system.report.main_condition:
-        for kind, llr in transfer.llr.items():
-            score_plots.draw_share_by_posterior(llr, transfer.counts, ax, f"{shown.label}, {kind}")
+        for calibration, llr in transfer.llr.items():
+            label = f"{shown.label}, {calibration}"
+            score_plots.draw_share_by_posterior(llr, transfer.counts, ax, label)
 
 
 def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
@@ -357,9 +390,9 @@ def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
     figure.
     """
     names = system.speakers
-    return (
-        names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
-    )
+    if not 0 < len(names) <= _MOST_NAMES or max(map(len, names)) > _LONGEST_NAME:
+        return None
+    return names
 
 
 def _has_gallery(report: ConditionReport, min_utterances: int = 1) -> bool:
@@ -391,37 +424,36 @@ def _draw_population_rates(shown: ShownCondition, ax: Axes) -> None:
 
 
 def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
-    population, size = (
-        shown.report.population,
-        min(identification_plots.find_population_sizes(shown.report.scalars)),
-    )
-    for rates_of, label in (
-        (population, shown.label),
-        (population.after_strongest_attack, f"{shown.label}, attacked"),
-    ):
+    population = shown.report.population
+    size = min(identification_plots.find_population_sizes(shown.report.scalars))
+    lengths = _doubling_conversation_lengths(shown)
+    searches = {
+        shown.label: population,
+        f"{shown.label}, attacked": population.after_strongest_attack,
+    }
+    for label, search in searches.items():
         with suppress_warnings():
-            values = {
-                length: rates_of((size,), length)
-                for length in _doubling_conversation_lengths(shown)
-            }
-        if curve := _curve_of_key(values, f"rate_{size}"):
+            values = {length: search((size,), length) for length in lengths}
+        curve = _curve_of_key(values, f"rate_{size}")
+        if curve:
             name = f"re-identification rate\namong {size} people"
             identification_plots.draw_over_conversation_lengths(curve, 1 / size, ax, label, name)
 
 
 def _doubling_conversation_lengths(shown: ShownCondition) -> list[int]:
     """Return 1, 2, 4, … up to the median number of test utterances of a speaker, at most 32."""
-    return [
-        2**power
-        for power in range(6)
-        if 2**power <= shown.report.population.median_num_test_utterances()
-    ]
+    most = shown.report.population.median_num_test_utterances()
+    return [2**power for power in range(6) if 2**power <= most]
 
 
 def _curve_of_key(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
     """Return one number over the lengths at which it is known."""
-    curve = {length: float(each.get(key, math.nan)) for length, each in values.items()}
-    return {length: value for length, value in curve.items() if math.isfinite(value)}
+    curve: dict[int, float] = {}
+    for length, rates in values.items():
+        rate = float(rates.get(key, math.nan))
+        if math.isfinite(rate):
+            curve[length] = rate
+    return curve
 
 
 FIGURES = (

@@ -29,7 +29,10 @@ def check_output_folder(folder: Path, own_names: Collection[str]) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise InputError("expected a folder, but got a file", folder)
-        names = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
+        if folder.exists():
+            names = {path.name for path in folder.iterdir()}
+        else:
+            names = set[str]()
         foreign = sorted(names - set(own_names))
         if names and not foreign and not is_results_file(folder / RESULTS):
             foreign = sorted(names)

@@ -72,22 +72,27 @@ class Content:
                 )
             )
         tables.append(comparison.table_of_pairs(self.pairs))
-        details = [(system.name, table) for system in systems for table in tables_of_system(system)]
-        tables += [
-            table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name))
-            for name, table in details
-        ]
+        for system in systems:
+            for table in tables_of_system(system):
+                title = clean(f"{system.name}: {table.title}")
+                tables.append(table._replace(title=title, fold=clean(system.name)))
         return [table for table in tables if table.rows]
 
     @property
     def notes(self) -> list[str]:
         """The notes of all systems, each once."""
-        return list(dict.fromkeys(clean(note) for system in self.systems for note in system.notes))
+        notes: list[str] = []
+        for system in self.systems:
+            notes += map(clean, system.notes)
+        return list(dict.fromkeys(notes))
 
     @property
     def intervals(self) -> str:
         """What stands in brackets; nothing where there are none."""
-        if not any(key.endswith(CI_SUFFIXES) for system in self.systems for key in system.scalars):
+        has_intervals = False
+        for system in self.systems:
+            has_intervals |= any(key.endswith(CI_SUFFIXES) for key in system.scalars)
+        if not has_intervals:
             return ""
         confidence = self.run.settings.get("intervals")
         level = f"{100 * confidence:g} % " if confidence else ""
@@ -125,7 +130,8 @@ def own_file_names() -> list[str]:
         from vpmetrics.report.figures import FIGURES
     names = [RESULTS, PAGE, MODEL_CARD]
     names += [f"{TABLES}.{suffix}" for suffix in TABLE_SUFFIXES]
-    names += [f"{figure.key}.{suffix}" for figure in FIGURES for suffix in FIGURE_SUFFIXES]
+    for figure in FIGURES:
+        names += [f"{figure.key}.{suffix}" for suffix in FIGURE_SUFFIXES]
     return names
 
 
@@ -159,11 +165,15 @@ def _name_dataset(system: EvaluatedSystem) -> str:
     """Return the data set of a challenge, or on how much speech a system was measured."""
     if system.dataset:
         return clean(system.dataset)
-    speakers = len(system.speakers) or len(
-        system.report.speakers if system.report.speakers is not None else ()
-    )
-    known = {"speakers": speakers, "utterances": system.utterances}
-    return ", ".join(f"{count} {what}" for what, count in known.items() if count) or "speech"
+    num_speakers = len(system.speakers)
+    if not num_speakers and system.report.speakers is not None:
+        num_speakers = len(system.report.speakers)
+    texts = []
+    if num_speakers:
+        texts.append(f"{num_speakers} speakers")
+    if system.utterances:
+        texts.append(f"{system.utterances} utterances")
+    return ", ".join(texts) or "speech"
 
 
 @contextmanager
@@ -201,54 +211,65 @@ def _describe_risk(risk: Risk) -> dict[str, Any]:
 
 
 def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
-    """Return a model card for the Hugging Face hub; its ``model-index`` holds the numbers of each
-    summary.
-    """
-    from vpmetrics.report.table_formats import as_markdown, escape_markdown
+    """Return a model card for the Hugging Face hub.
 
-    models, body = [], [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
+    Its ``model-index`` holds the risks and the numbers of each summary.
+    """
+    from vpmetrics.report.table_formats import escape_markdown
+
+    models = [_describe_model(system, title) for system in systems]
+    body = [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
     for system in systems:
-        verdict = summary.verdict_of(system)
-        risks = summary.risk_rows(system)
-        rows = summary.summary_rows(system)
-        metrics = [_describe_risk(risk) for risk in summary.headline_of(system).risks]
-        metrics = [metric for metric in metrics if not math.isnan(metric["value"])]
-        for row in rows:
-            kind = re.sub(r"\W+", "_", row.heading.lower()).strip("_")
-            ends = (
-                {"args": dict(zip(("low", "high"), row.cell.ends, strict=True))}
-                if row.cell.interval
-                else {}
-            )
-            metrics.append(
-                {"type": kind, "name": row.heading, "value": float(f"{row.cell.value:.6g}"), **ends}
-            )
-        result = {
-            "task": {"type": "audio-to-audio", "name": "Speaker anonymization"},
-            "dataset": {"type": "speech", "name": _name_dataset(system)},
-            "metrics": metrics,
-        }
-        models.append({"name": clean(system.name or title), "results": [result]})
-        lead = f"{escape_markdown(clean(system.name))}: " if len(systems) > 1 else ""
-        body += [
-            (
-                f"**{lead}{verdict.title}.**"
-                f" {' '.join(map(escape_markdown, map(clean, verdict.sentences)))}"
-            ),
-            "",
-        ]
-        risk_cells = []
-        for risk in risks:
-            limits = " and ".join(risk.limits)
-            texts = (risk.heading, risk.value, risk.interval, risk.chance, limits, risk.level)
-            risk_cells.append(tuple(map(Cell, texts)))
-        heads = ("risk", "value", "95 % interval", "chance", "limits", "level")
-        if risk_cells:
-            body += [as_markdown([Table("", heads, tuple(risk_cells))])]
-        cells = tuple((Cell(row.heading), row.cell, Cell(row.unit), Cell(row.note)) for row in rows)
-        body += [as_markdown([Table("", ("measure", "value", "unit", "note"), cells)])]
+        name = f"{escape_markdown(clean(system.name))}: " if len(systems) > 1 else ""
+        body += _describe_in_markdown(system, name)
     # JSON is YAML.
     metadata = {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}
     front_matter = json.dumps(metadata, indent=1, ensure_ascii=False)
     footer = f"{summary.RULE} {summary.LIMITS} Measured with vpmetrics {__version__}."
     return "\n".join(["---", front_matter, "---", "", *body, footer, ""])
+
+
+def _describe_model(system: EvaluatedSystem, title: str) -> dict[str, Any]:
+    """Return the numbers of a system as the hub reads them."""
+    metrics: list[dict[str, Any]] = []
+    for risk in summary.headline_of(system).risks:
+        if not math.isnan(risk.value):
+            metrics.append(_describe_risk(risk))
+    for row in summary.summary_rows(system):
+        metric: dict[str, Any] = {
+            "type": re.sub(r"\W+", "_", row.heading.lower()).strip("_"),
+            "name": row.heading,
+            "value": float(f"{row.cell.value:.6g}"),
+        }
+        if row.cell.interval:
+            low, high = row.cell.ends
+            metric["args"] = {"low": low, "high": high}
+        metrics.append(metric)
+    result = {
+        "task": {"type": "audio-to-audio", "name": "Speaker anonymization"},
+        "dataset": {"type": "speech", "name": _name_dataset(system)},
+        "metrics": metrics,
+    }
+    return {"name": clean(system.name or title), "results": [result]}
+
+
+def _describe_in_markdown(system: EvaluatedSystem, name: str) -> list[str]:
+    """Return the verdict on a system, its risks and its other numbers."""
+    from vpmetrics.report.table_formats import as_markdown, escape_markdown
+
+    verdict = summary.verdict_of(system)
+    sentences = " ".join(escape_markdown(clean(sentence)) for sentence in verdict.sentences)
+    body = [f"**{name}{verdict.title}.** {sentences}", ""]
+    risk_cells: list[tuple[Cell, ...]] = []
+    for risk in summary.risk_rows(system):
+        limits = " and ".join(risk.limits)
+        texts = (risk.heading, risk.value, risk.interval, risk.chance, limits, risk.level)
+        risk_cells.append(tuple(map(Cell, texts)))
+    if risk_cells:
+        heads = ("risk", "value", "95 % interval", "chance", "limits", "level")
+        body.append(as_markdown([Table("", heads, tuple(risk_cells))]))
+    cells: list[tuple[Cell, ...]] = []
+    for row in summary.summary_rows(system):
+        cells.append((Cell(row.heading), row.cell, Cell(row.unit), Cell(row.note)))
+    body.append(as_markdown([Table("", ("measure", "value", "unit", "note"), tuple(cells))]))
+    return body

@@ -42,6 +42,7 @@ _WIDEST_LEGIBLE = 520
 _PANEL_MARGIN = 4  # pixels around a panel
 # of all pictures, so that a page that holds them in base64 stays below a megabyte
 _MOST_BYTES = 650_000
+_DATE_KEYS = {"svg": "Date", "pdf": "CreationDate"}  # of the metadata of each format
 _NAME_DESCRIPTIONS = {  # where a table shows a name, not the number that stands for it
     "worst_speaker": "name of the speaker who is protected worst",
 }
@@ -72,27 +73,40 @@ def draw_figures(
     """Draw all figures that have data: as PNG for the page, and in other formats that are asked
     for.
     """
-    drawn, pictures = draw_all_figures(systems, PAGE), []
+    drawn = draw_all_figures(systems, PAGE)
+    pictures = []
     for dpi in (150, 110, 80):
         pngs = {key: _draw_small_png(figure, dpi) for key, figure in drawn.items()}
         if sum(map(len, pngs.values())) < _MOST_BYTES:
             break
-    for kind in (kind for kind in FIGURES if kind.key in drawn):
-        figure, files = drawn[kind.key], {"png": pngs[kind.key]}
-        # Equal figures give equal files: no dates, no random names.
-        with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
-            for name in sorted({*formats} - {"png"}):
-                buffer, date = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[name]
-                figure.savefig(buffer, format=name, metadata={date: None})
-                files[name] = buffer.getvalue()
-        panels = _cut_into_panels(figure, pngs[kind.key], dpi)
-        pictures.append(Picture(kind.key, kind.title, kind.description, files, panels))
+    for figure_kind in FIGURES:
+        figure = drawn.get(figure_kind.key)
+        if figure is None:
+            continue
+        png = pngs[figure_kind.key]
+        files = {"png": png} | _draw_other_formats(figure, formats)
+        panels = _cut_into_panels(figure, png, dpi)
+        title = figure_kind.title
+        pictures.append(Picture(figure_kind.key, title, figure_kind.description, files, panels))
     return pictures
+
+
+def _draw_other_formats(figure: Figure, formats: Sequence[str]) -> dict[str, bytes]:
+    """Return a figure in all formats but PNG; equal figures give equal files."""
+    files: dict[str, bytes] = {}
+    # no dates, no random names
+    with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
+        for name in sorted({*formats} - {"png"}):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=name, metadata={_DATE_KEYS[name]: None})
+            files[name] = buffer.getvalue()
+    return files
 
 
 def _draw_small_png(figure: Figure, dpi: int) -> bytes:
     """Return a picture of few colours, which is a third as large and looks the same."""
-    buffer, small = io.BytesIO(), io.BytesIO()
+    buffer = io.BytesIO()
+    small = io.BytesIO()
     # it is compressed below
     figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})
     Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(
@@ -161,23 +175,35 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     """Return the HTML page, with figures and recordings inside it."""
     systems = content.systems
     several = len(systems) > 1
-    conditions = dict.fromkeys(
-        name for system in systems for name in conditions_in_table_order(system) if name
-    )
-    attacked = dict.fromkeys(
-        name for system in systems for name in summary.conditions_meant_to_hide(system)
-    )
-    utilities = list(dict.fromkeys(name for system in systems for name in system.utility))
+    conditions: dict[str, None] = {}
+    attacked: dict[str, None] = {}
+    utilities: dict[str, None] = {}
+    for system in systems:
+        conditions |= dict.fromkeys(name for name in conditions_in_table_order(system) if name)
+        attacked |= dict.fromkeys(summary.conditions_meant_to_hide(system))
+        utilities |= dict.fromkeys(system.utility)
     glances = []
     if several:
         for system in summary.sort_by_dataset_and_disclosure(systems):
-            glances.append(_glance_at(system, list(attacked), utilities))
+            glances.append(_glance_at(system, list(attacked), list(utilities)))
     verdict = summary.verdict_of(systems[0])
     people = ""
     if several:
         verdict = verdict_of_systems(systems, content.pairs)
         people = summary.describe_people(systems[0])  # one system says it in its verdict
-    keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
+    risks: list[summary.RiskRow] = []
+    cards: list[summary.SummaryRow] = []
+    if not several:
+        risks = summary.risk_rows(systems[0])
+        cards = summary.summary_rows(systems[0])
+    keys = {"disclosure": None}
+    for table in content.tables:
+        keys |= dict.fromkeys(table.keys)
+    samples = []
+    for sample in content.samples:
+        original = base64.b64encode(sample.original).decode()
+        protected = base64.b64encode(sample.protected).decode()
+        samples.append((sample.speaker, sample.label, original, protected))
     loader = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
         "page.html.jinja"
@@ -196,9 +222,9 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
             for bits in (CONVERSATION.limit_low, CONVERSATION.limit_high)
         ],
         people=people,
-        risks=[] if several else summary.risk_rows(systems[0]),
-        cards=[] if several else summary.summary_rows(systems[0]),
-        utilities=utilities,
+        risks=risks,
+        cards=cards,
+        utilities=list(utilities),
         attacked=[condition or "scores" for condition in attacked],
         glances=glances,
         shares_of=summary.shares_of,
@@ -216,9 +242,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
             (fold, list(tables))
             for fold, tables in groupby(content.tables, lambda table: table.fold)
         ],
-        samples=[
-            (*s[:2], *(base64.b64encode(wav).decode() for wav in s[2:])) for s in content.samples
-        ],
+        samples=samples,
         terms={
             scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description)
             for key in keys

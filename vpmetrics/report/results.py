@@ -167,7 +167,8 @@ def describe_inputs(run: Run) -> list[dict[str, Any]]:
         size = digest = None
         if Path(path).is_file():
             content = Path(path).read_bytes()
-            size, digest = len(content), hashlib.sha256(content).hexdigest()
+            size = len(content)
+            digest = hashlib.sha256(content).hexdigest()
         described.append({"path": path, "format": what, "bytes": size, "sha256": digest})
     return described
 

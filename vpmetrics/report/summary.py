@@ -248,7 +248,10 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
             sentences.append("It is enough to turn the sign of the scores.")
     else:
         learnt = system.get_or_nan("attack_speakers", condition)
-        fitted = "" if math.isnan(learnt) else f", fitted on {learnt:.0f} other people,"
+        if math.isnan(learnt):
+            fitted = ""
+        else:
+            fitted = f", fitted on {learnt:.0f} other people,"
         sentences.append(
             f"The attacker ({attack[0]}){fitted} needs {clean(headline.needs or attack[1])}."
         )
@@ -321,7 +324,9 @@ def ranking_key(systems: Sequence[EvaluatedSystem]) -> str:
     is_known = not any(
         math.isnan(headline_of(system).disclosure_conversation) for system in systems
     )
-    return "disclosure_conversation" if is_known and len(lengths) == 1 else "disclosure"
+    if is_known and len(lengths) == 1:
+        return "disclosure_conversation"
+    return "disclosure"
 
 
 def disclosure_of(system: EvaluatedSystem, key: str = "disclosure") -> Cell:
@@ -349,7 +354,10 @@ def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple
 
 def explain_no_attack(system: EvaluatedSystem) -> str:
     """Return why there is no number of an attack."""
-    why = f", since {clean(system.no_attacks)}" if system.no_attacks else ""
+    if system.no_attacks:
+        why = f", since {clean(system.no_attacks)}"
+    else:
+        why = ""
     return f"No attack was tried{why}: take this as the least."
 
 

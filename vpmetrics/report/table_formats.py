@@ -70,7 +70,10 @@ def _csv_field(text: str, value: float = math.nan) -> str:
     """Return a number with a decimal point, else text that no spreadsheet takes for a formula;
     nothing for a dash.
     """
-    text = "" if text == DASH else f"'{text}" if text.startswith(_FORMULA) else text
+    if text == DASH:
+        text = ""
+    else:
+        text = f"'{text}" if text.startswith(_FORMULA) else text
     return text if math.isnan(value) else f"{value:.6g}"
 
 
@@ -111,7 +114,10 @@ def as_latex(tables: Sequence[Table], intervals: bool = False) -> str:
 
 
 def _latex_table(table: Table, intervals: bool) -> str:
-    kind = "table*" if _latex_width(table, intervals) > _COLUMN_WIDTH else "table"
+    if _latex_width(table, intervals) > _COLUMN_WIDTH:
+        kind = "table*"
+    else:
+        kind = "table"
     # All headings but the first stand word below word.
     heads = [_set_indices(table.columns[0])]
     for text in table.columns[1:]:
@@ -151,7 +157,9 @@ def _latex_width(table: Table, intervals: bool) -> int:
 def _latex_cell(cell: Cell, intervals: bool) -> str:
     text = _set_indices(cell.text)
     text = rf"\textbf{{{text}}}" if cell.tone == "best" else text
-    return f"{text} {_escape_latex(cell.interval)}" if intervals and cell.interval else text
+    if intervals and cell.interval:
+        return f"{text} {_escape_latex(cell.interval)}"
+    return text
 
 
 def _set_indices(text: str) -> str:

@@ -104,7 +104,9 @@ def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) 
     """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or
     undefined.
     """
-    entry, value, attacks = scalar(name), system.get_or_nan(name), system.report.attacks
+    entry = scalar(name)
+    value = system.get_or_nan(name)
+    attacks = system.report.attacks
     is_of_attack = entry.family == "attack" and "chance" not in name and entry.condition != "OO"
     if math.isnan(value):
         return Cell("none tried" if is_of_attack and not attacks else DASH)
@@ -113,7 +115,9 @@ def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) 
     cell = value_cell(
         entry, value, *(system.get_or_nan(f"{name}{end}") for end in CI_SUFFIXES if with_interval)
     )
-    return cell._replace(text=f"≈ {cell.text}") if is_extrapolated(name, system.scalars) else cell
+    if is_extrapolated(name, system.scalars):
+        return cell._replace(text=f"≈ {cell.text}")
+    return cell
 
 
 def value_cell(entry: Scalar, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
@@ -123,7 +127,10 @@ def value_cell(entry: Scalar, value: float, low: float = math.nan, high: float =
     value outside.
     """
     scale = entry.unit.scale if entry.unit.spec else math.nan
-    interval = "" if math.isnan(low + high) else f"[{entry.show(low)}, {entry.show(high)}]"
+    if math.isnan(low + high):
+        interval = ""
+    else:
+        interval = f"[{entry.show(low)}, {entry.show(high)}]"
     return Cell(entry.show(value), scale * value, interval, (scale * low, scale * high))
 
 
@@ -137,11 +144,9 @@ def heading_of(entry: Scalar) -> str:
 def condition_with_challenge_name(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
     """Return a condition's name, followed by its name in the challenge if all systems share one."""
     names = {clean(system.challenge_condition_names.get(condition, "")) for system in systems}
-    return (
-        f"{condition} ({names.pop()})"
-        if len(names) == 1 and names != {""}
-        else condition or "scores"
-    )
+    if len(names) == 1 and names != {""}:
+        return f"{condition} ({names.pop()})"
+    return condition or "scores"
 
 
 def tables_of_system(system: EvaluatedSystem) -> list[Table]:
@@ -227,9 +232,15 @@ def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     averaged over groups.
     """
     keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
-    keys = keys if condition == "OO" else insert_strongest_before_plain(keys)
+    if condition == "OO":
+        keys = keys
+    else:
+        keys = insert_strongest_before_plain(keys)
     names = [scalar_key(condition, key) for key in keys]
-    parts = {**system.groups, "all together": system} if system.groups else {}
+    if system.groups:
+        parts = {**system.groups, "all together": system}
+    else:
+        parts = {}
     rows = [
         (Cell(clean(part)), *(scalar_cell(name, group) for name in names))
         for part, group in parts.items()
@@ -329,7 +340,10 @@ def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = 
             name in entry.heading for name in _PLAIN_MEASURES
         )
         if is_weak and entry.condition != "OO":
-            condition = entry.condition if has_conditions(entry) else default_condition
+            if has_conditions(entry):
+                condition = entry.condition
+            else:
+                condition = default_condition
             before = ["d_ece_strongest"]
             if key == "d_ece":
                 before += ["d_ece_chance", "attack_speakers"]

@@ -227,6 +227,7 @@ def report_condition_scores(scores_by_condition: Mapping[str, ConditionScores]) 
             }
             conditions[name] = ConditionReport(scalars, scores, is_llr=True)
         report = join_conditions(conditions, torch.empty(0, dtype=torch.int64), intervals=None)
+    report = replace(report, risks=collect_risks(report))
     return add_checks_and_headline(report)
 
 
