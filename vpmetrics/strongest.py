@@ -135,7 +135,10 @@ class LearnsFromFurtherSpeakers:
         processes = self._find_processes()
         if processes.world_size > 1:
             exchange_error(None, processes, self.device)
-            on_host = None if self._observed is None else [part.cpu() for part in self._observed]
+            if self._observed is None:
+                on_host = None
+            else:
+                on_host = [part.cpu() for part in self._observed]
             gathered = gather_objects(on_host, self.process_group)
         device = data.speakers.device
         moments = [
@@ -150,10 +153,15 @@ class LearnsFromFurtherSpeakers:
 
     def _known_encoders(self: Any) -> tuple[Encoder, ...]:
         known: tuple[Encoder, ...] = EmbeddingMetric._known_encoders(self)
-        return known if self._observed is None else known or self._latest_encoders
+        if self._observed is None:
+            return known
+        return known or self._latest_encoders
 
     def _embedding_width(self: Any) -> int | None:
-        observed_width = None if self._observed is None else self._observed.sums.shape[1] // 2
+        if self._observed is None:
+            observed_width = None
+        else:
+            observed_width = self._observed.sums.shape[1] // 2
         return EmbeddingMetric._embedding_width(self) or observed_width
 
 
@@ -223,7 +231,8 @@ class StrongestAttack(LearnsFromFurtherSpeakers, EmbeddingMetric):
             raise ValueError("Expected `attacks` to name at least one attack, but got none.")
         for attack in self.attacks:
             if not is_made_for(attack, is_same_side) and type(attack) not in map(type, STANDARD):
-                conditions, name = " and ".join(attack.conditions), type(attack).__name__
+                conditions = " and ".join(attack.conditions)
+                name = type(attack).__name__
                 raise ValueError(
                     f"Expected `attacks` to be made for {condition}, but {name} is made for"
                     f" {conditions}."
@@ -231,13 +240,17 @@ class StrongestAttack(LearnsFromFurtherSpeakers, EmbeddingMetric):
         self.condition = condition
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        name, families = self.condition, frozenset([(self.condition, "attack")])
+        name = self.condition
+        families = frozenset([(self.condition, "attack")])
         settings = ReportSettings(
             families=families, intervals=self.intervals, measures=frozenset(["d_ece"])
         )
         report = report_embeddings(data, settings, partial(self._fit_attacks, data))
         keys = [entry.key for entry in FAMILIES["attack"]]
-        keys = list(add_interval_keys(keys)) if self.intervals is not None else keys
+        if self.intervals is not None:
+            keys = list(add_interval_keys(keys))
+        else:
+            keys = keys
         if name not in report.conditions:
             data.sides(look_up_condition(name))  # warns of what is missing
         nan = torch.tensor(torch.nan, device=data.speakers.device)

@@ -67,10 +67,12 @@ def scores(attack, original, protected):
 
 # Attacks are fitted on the first 90 rows, normalised as they see them, and tried on the others;
 # centred in CO and CP.
-ROWS, SPEAKERS = voices()[:2], voices()[2][:90]
+ROWS = voices()[:2]
+SPEAKERS = voices()[2][:90]
 KNOWN_O, KNOWN_P = (reference.normalise(rows[:90].numpy(), rows[:90].numpy()) for rows in ROWS)
 TEST_O, TEST_P = (reference.normalise(rows[90:].numpy(), rows[:90].numpy()) for rows in ROWS)
-CO, CP = TEST_O - KNOWN_O.mean(0), TEST_P - KNOWN_P.mean(0)
+CO = TEST_O - KNOWN_O.mean(0)
+CP = TEST_P - KNOWN_P.mean(0)
 
 
 def whitened(is_diagonal):
@@ -174,7 +176,8 @@ class TestFormulas:
 
     def test_separation_matches_a_loop_over_pairs(self):
         o, p, speakers = (x[:30] for x in voices(size=3))
-        same, other = speakers[:, None] == speakers, ~torch.eye(30, dtype=torch.bool)
+        same = speakers[:, None] == speakers
+        other = ~torch.eye(30, dtype=torch.bool)
         gap = reference.separation(o.numpy(), p.numpy(), speakers.numpy())
         found = separation_of_scores(o @ p.T, same & other, ~same)
         assert found.item() == pytest.approx(
@@ -212,11 +215,10 @@ class TestNormalisation:
             found = fitted(attack, o, p, speakers).attack(None, p)[1]
             if isinstance(attack, LikelihoodRatio):
                 found = found[:, :-2]  # the others are 1 and a bias
-            expected = (
-                torch.nn.functional.normalize(p)
-                if attack.needs == NOTHING
-                else torch.zeros_like(found)
-            )
+            if attack.needs == NOTHING:
+                expected = torch.nn.functional.normalize(p)
+            else:
+                expected = torch.zeros_like(found)
             assert_close(found, expected)
 
     def test_constant_dimensions_are_ignored(self):
@@ -251,7 +253,8 @@ class TestEveryAttack:
         renamed = (7 * speakers + 3) % 20 - 5
         found = scores(fitted(attack, o[order], p[order], renamed[order]), o, p)
         assert_close(found, expected, atol=1e-9, rtol=0)
-        o, p = o.float(), p.float()
+        o = o.float()
+        p = p.float()
         # The same numbers in another dtype: the choice of folds takes rows by all their digits.
         expected = scores(fitted(attack, o.double(), p.double(), speakers), o.double(), p.double())
         assert_close(
@@ -317,7 +320,8 @@ class TestEveryAttack:
 def test_setting_is_chosen_on_held_out_speakers():
     o, p, speakers = voices(speakers=30, each=4, size=40)
     known, (o2, p2, names) = [x[:80] for x in (o, p, speakers)], [x[80:] for x in (o, p, speakers)]
-    same, other = names[:, None] == names, ~torch.eye(40, dtype=torch.bool)
+    same = names[:, None] == names
+    other = ~torch.eye(40, dtype=torch.bool)
     values = {
         setting: separation_of_scores(
             scores(fitted(RidgeToOriginal(), *known, setting=setting), o2, p2), same & other, ~same

@@ -33,7 +33,7 @@ from vpmetrics.attacks import (
     RidgeToOriginal,
     TunedAttack,
     feature_blocks,
-    fusion,
+    fused_scores,
 )
 from vpmetrics.attacks.features import PROFILES
 from vpmetrics.attacks.folds import (
@@ -93,7 +93,8 @@ def made_systems():
     yield "absolute values, rotated", 0.09, (original, original.abs() @ turn, names)
     yield "absolute values of a rotation", 0.02, (original, (original @ turn).abs(), names)
     original, names, draw = fading_voices()
-    kept, noise = torch.arange(48) < 24, torch.randn(400, 48, generator=draw, dtype=torch.float64)
+    kept = torch.arange(48) < 24
+    noise = torch.randn(400, 48, generator=draw, dtype=torch.float64)
     hidden = original @ rotation(48, draw) * torch.where(kept, 0.02, 0.0) + noise * torch.where(
         kept, 1e-4, 1.0
     )
@@ -112,10 +113,12 @@ def test_absurd_systems_hide_nobody(system):
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
 def test_uneven_noise_per_dimension_does_not_hide_speakers(condition):
-    draw, names = torch.Generator().manual_seed(0), torch.arange(12).repeat_interleave(4)
+    draw = torch.Generator().manual_seed(0)
+    names = torch.arange(12).repeat_interleave(4)
     own = torch.randn(12, 96, generator=draw)[names]
     scale = torch.logspace(-2, 2, 96)[torch.randperm(96, generator=draw)]
-    original, protected = own + 0.3 * noise_like(own, draw), own + scale * noise_like(own, draw)
+    original = own + 0.3 * noise_like(own, draw)
+    protected = own + scale * noise_like(own, draw)
     assert found(original, protected, names, condition=condition)["d_ece_strongest"] > 0.69
 
 
@@ -142,7 +145,8 @@ def test_fusion_keeps_a_dominant_speaker():
     # One speaker of 200 utterances is unchanged; weights are fitted with 29 others, who are hidden.
     original, names, draw = fading_voices(30, 200)
     rows = (names == 0) | (torch.arange(6000) % 200 < 6)
-    original, names = original[rows], names[rows]
+    original = original[rows]
+    names = names[rows]
     hidden = torch.randn(30, 48, generator=draw).double()[names] + 0.5 * noise_like(original, draw)
     result = found(original, torch.where((names != 0)[:, None], hidden, original), names)
     assert result["d_ece_strongest"] > 0.4
@@ -177,15 +181,15 @@ _SLOW = pytest.mark.slow
     "kind", [pytest.param("bundled", marks=_SLOW), pytest.param("wide", marks=_SLOW), "thin"]
 )
 def test_result_is_independent_of_threads_labels_and_row_order(kind):
-    draw, threads, results = torch.Generator().manual_seed(1), torch.get_num_threads(), []
+    draw = torch.Generator().manual_seed(1)
+    threads = torch.get_num_threads()
+    results = []
     if kind == "bundled":
         bundled = demo_voices()
         rows = bundled.utterances % 5 == 0
-        original, protected, names = (
-            bundled.original[rows],
-            bundled.protected["B2u"][rows],
-            bundled.speakers[rows],
-        )
+        original = bundled.original[rows]
+        protected = bundled.protected["B2u"][rows]
+        names = bundled.speakers[rows]
     else:
         sizes = (8, 6, 256) if kind == "wide" else (12, 4, 96)
         original, names, _ = fading_voices(*sizes, dtype=torch.float32)
@@ -193,10 +197,8 @@ def test_result_is_independent_of_threads_labels_and_row_order(kind):
             original, draw
         )
     groups = names % 2 if kind == "thin" else torch.zeros_like(names)
-    order, renamed = (
-        torch.randperm(len(names), generator=draw),
-        torch.randperm(37, generator=draw) * 7 - 40,
-    )
+    order = torch.randperm(len(names), generator=draw)
+    renamed = torch.randperm(37, generator=draw) * 7 - 40
     for number, rows, labels in (
         (1, slice(None), names),
         (2, slice(None), names),
@@ -224,7 +226,7 @@ def test_result_is_independent_of_block_size(condition, column, monkeypatch):
     columns = {column: numbers[column]} if column else {}
     expected = found(*rows, FEW, condition, **columns)
     monkeypatch.setattr(feature_blocks, "ENTRIES_AT_ONCE", 3000)
-    monkeypatch.setattr(fusion, "_ROW_ENTRIES_AT_ONCE", 1000)
+    monkeypatch.setattr(fused_scores, "_ROW_ENTRIES_AT_ONCE", 1000)
     assert_same_result(expected, found(*rows, FEW, condition, **columns), atol=1e-9)
 
 
@@ -276,7 +278,8 @@ class Unrotate:
     name = "unrotate"
 
     def __init__(self, turn):
-        self.turn, self.rows = turn, 0
+        self.turn = turn
+        self.rows = 0
 
     def fit(self, original, protected, speakers):
         self.rows = len(protected)
@@ -482,7 +485,9 @@ def test_observed_speech_and_other_folds_teach_together():
     rows = original[is_observed], protected[is_observed]
     moments = measure_moments(*rows, names[is_observed], [Encoder("", 24)])
     attacker = FusedAttacker(data, [RidgeToOriginal()], [CONDITIONS["OP"]], moments)
-    (fitted,) = [each for each in attacker._features[0].fitted if "observed" in each.label.name]
+    (fitted,) = [
+        each for each in attacker._scores._features[0].fitted if "observed" in each.label.name
+    ]
     outside = (attacker.folds.of_speaker != 0)[data.protected.speaker_index]
     fitted_on = [
         torch.cat([unit_rows(own.embeddings[outside]), unit_rows(other)])
@@ -508,7 +513,8 @@ def test_each_encoder_learns_from_what_it_observed():
         [{name: rows[mask] for name, rows in side.items()} for side in (original, protected)]
         for mask in (~is_measured, is_measured)
     )
-    alone, observing = StrongestAttack(attacks=FEW), StrongestAttack(attacks=FEW)
+    alone = StrongestAttack(attacks=FEW)
+    observing = StrongestAttack(attacks=FEW)
     observing.observe(*observed, names[~is_measured])
     values = [
         compute(metric, *measured, names[is_measured])["d_ece_strongest"]
@@ -529,7 +535,8 @@ def encoders_that_err_independently(seed, leak=0.3, speakers=30, utterances=10, 
     """
     draw = torch.Generator().manual_seed(seed)
     names = torch.arange(speakers).repeat_interleave(utterances)
-    original, protected = {}, {}
+    original = {}
+    protected = {}
     for name in ("a", "b", "c"):
         voice = torch.randn(speakers, width, generator=draw)[names]
         original[name] = voice + torch.randn(voice.shape, generator=draw)
@@ -699,13 +706,17 @@ def test_pair_kinds_match_the_definition(condition):
     sides = data.sides(CONDITIONS[condition])
     folds = assign_folds(data)
     test = arrange_in_cells(sides[1], folds, torch.float64)
-    enrolment = test if condition != "OP" else arrange_in_cells(sides[0], folds, torch.float64)
+    if condition != "OP":
+        enrolment = test
+    else:
+        enrolment = arrange_in_cells(sides[0], folds, torch.float64)
     kinds = label_pairs(enrolment, test, CONDITIONS[condition], enrolment is test)
     assert kinds.shape == (4, 12, 12)  # two folds of two groups
     for cell, i, j in torch.cartesian_prod(
         torch.arange(4), torch.arange(12), torch.arange(12)
     ).tolist():
-        a, b = enrolment.row[cell, i], test.row[cell, j]
+        a = enrolment.row[cell, i]
+        b = test.row[cell, j]
         one, other = (
             side.take(torch.stack([row])) for side, row in zip(sides, (a, b), strict=True)
         )
@@ -735,20 +746,21 @@ def test_replicates_exclude_the_trials_of_a_speaker(condition):
     result = attacker.result(CONDITIONS[condition], group_speakers(data))
     assert not result.is_plain
     profile = PROFILES[result.profile]
-    rows, speakers = [], []
+    rows = []
+    speakers = []
     for fold in attacker.fold_rows(CONDITIONS[condition], profile):
         scores = fold.enrolment_rows @ fold.test_rows.T
-        kept = (
-            torch.ones_like(scores).triu(1) > 0
-            if condition == "PP"
-            else fold.enrolment.ids[:, None] != fold.test.ids
-        )
+        if condition == "PP":
+            kept = torch.ones_like(scores).triu(1) > 0
+        else:
+            kept = fold.enrolment.ids[:, None] != fold.test.ids
         rows.append(scores[kept])
         both = torch.stack(
             torch.meshgrid(fold.enrolment.speakers, fold.test.speakers, indexing="ij")
         )
         speakers.append(both[:, kept])
-    scores, speakers = torch.cat(rows), torch.cat(speakers, dim=1)
+    scores = torch.cat(rows)
+    speakers = torch.cat(speakers, dim=1)
     for place, speaker in enumerate((-1, *range(12))):  # first of all
         kept = (speakers != speaker).all(0)
         is_target = speakers[0] == speakers[1]

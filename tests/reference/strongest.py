@@ -11,7 +11,8 @@ from .verification import equal_error_rate, tpr_at_fpr
 from .zebra import zebra_disclosure
 
 CLIP = 6.0
-SMALLEST_GAP, PRIOR_DEVIATION = 0.1, 0.5
+SMALLEST_GAP = 0.1
+PRIOR_DEVIATION = 0.5
 PROFILES = ("nothing", "protected", "labelled", "pairs")
 
 
@@ -28,7 +29,8 @@ def pairs_by_fold(original, speakers, features):
     next, 0 other.
     """
     dealt, folds = deal(original, speakers)
-    scores, kinds = [[] for _ in range(folds)], [[] for _ in range(folds)]
+    scores = [[] for _ in range(folds)]
+    kinds = [[] for _ in range(folds)]
     for i, j in np.ndindex(len(speakers), len(speakers)):
         (fold, place), (other, place_of_other) = dealt[speakers[i]], dealt[speakers[j]]
         if fold != other or i == j:
@@ -76,7 +78,8 @@ def fuse(scores, kinds, num_utterances, is_permuted=False):
     standardised = [(each - each.mean(0)) / each.std(0) for each in scores]
     used = [kind != 2 if is_permuted else kind >= 0 for kind in kinds]
     labels = [(kind == (1 if is_permuted else 2)).astype(int) for kind in kinds]
-    fused, targets = [], []
+    fused = []
+    targets = []
     for fold in range(num_folds):
         others = [other for other in range(num_folds) if other != fold]
         # Pairs of a speaker and the next are left out where they are no targets: they are few, and
@@ -113,7 +116,10 @@ def strongest(original, protected, speakers, further_scores=()):
     of_folds = pairs_by_fold(original, speakers, features)
     fused, labels = fuse(*of_folds, len(speakers))
     found = zebra_disclosure(fused, labels)["d_ece"]
-    compared = (sign * scores, targets) if floor[sign] >= found else (fused, labels)
+    if floor[sign] >= found:
+        compared = (sign * scores, targets)
+    else:
+        compared = (fused, labels)
     value = max(floor[sign], found)
     dealt, folds = deal(original, speakers)
     sizes = np.bincount([fold for fold, _ in dealt.values()], minlength=folds)

@@ -31,8 +31,10 @@ from vpmetrics.attacks.solutions import AnySolution, Maps, SeparateSolutions, So
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NOTHING, PROTECTED = "nothing", "protected speech"
-LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
+NOTHING = "nothing"
+PROTECTED = "protected speech"
+LABELLED = "protected speech with speakers"
+PAIRS = "pairs of original and protected speech"
 
 _FOLDS = 5  # of speakers, to choose a setting by cross-validation
 _MOST_COMPARED = 512  # rows that settings are chosen on
@@ -160,8 +162,14 @@ class TunedAttack(Attack):
             raise RuntimeError(
                 f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`."
             )
-        mapped_original = None if original is None else self._map_rows(original, "original")
-        mapped_protected = None if protected is None else self._map_rows(protected, "protected")
+        if original is None:
+            mapped_original = None
+        else:
+            mapped_original = self._map_rows(original, "original")
+        if protected is None:
+            mapped_protected = None
+        else:
+            mapped_protected = self._map_rows(protected, "protected")
         return mapped_original, mapped_protected
 
     def _map_rows(self, rows: Tensor, side: SideName) -> Tensor:
@@ -187,10 +195,14 @@ class TunedAttack(Attack):
             return choices[-1]  # the most regularised one
         hashes = sum_hashes(hash_rows(sets.protected), sets.speaker_index, sets.num_speakers)
         num_folds = min(_FOLDS, max(2, sets.num_speakers // 2))
-        place = number_sets(hashes)[sets.speaker_index]
-        is_member = torch.arange(num_folds, device=place.device)[:, None] != place % num_folds
+        place_of_row = number_sets(hashes)[sets.speaker_index]
+        is_member = (
+            torch.arange(num_folds, device=place_of_row.device)[:, None] != place_of_row % num_folds
+        )
         training = TrainingSets(sets.original, sets.protected, sets.speaker_index, is_member, views)
-        compared = place.argsort(stable=True)[:_MOST_COMPARED]  # whole speakers, of every fold
+        compared = place_of_row.argsort(stable=True)[
+            :_MOST_COMPARED
+        ]  # whole speakers, of every fold
         speakers = sets.speaker_index[compared]
         is_same = speakers[:, None] == speakers
         is_inside = ~is_member[:, compared]
@@ -305,9 +317,9 @@ def stack_settings(settings: Sequence[Any], like: Tensor) -> Any:
     return tuple(column.reshape(-1, 1, 1, 1) for column in table.T)
 
 
-def defining_class(kind: type, name: str) -> type:
+def defining_class(cls: type, name: str) -> type:
     """Return the class in which a class finds a method or an attribute."""
-    return next(each for each in kind.__mro__ if name in vars(each))
+    return next(parent for parent in cls.__mro__ if name in vars(parent))
 
 
 def has_own_score(attack: Any) -> bool:

@@ -40,8 +40,14 @@ class FeatureBlock:
             return replace(self, matrix=matrix)
         assert self.enrolment is not None
         assert self.test is not None
-        enrolment = self.enrolment if rows is None else _take_rows(self.enrolment, rows.columns)
-        test = self.test if columns is None else _take_rows(self.test, columns.columns)
+        if rows is None:
+            enrolment = self.enrolment
+        else:
+            enrolment = _take_rows(self.enrolment, rows.columns)
+        if columns is None:
+            test = self.test
+        else:
+            test = _take_rows(self.test, columns.columns)
         return replace(self, enrolment=enrolment, test=test)
 
     def shift_numbers(self, first: int) -> FeatureBlock:
@@ -72,35 +78,43 @@ class FeatureBlock:
 def merge_blocks(blocks: Sequence[FeatureBlock]) -> list[FeatureBlock]:
     """Return blocks with rows of the same width joined, so that one product scores them all."""
     merged: list[FeatureBlock] = []
-    by_shape: dict[Any, list[FeatureBlock]] = {}
+    blocks_of_shape: dict[Any, list[FeatureBlock]] = {}
     for block in blocks:
         if block.matrix is not None:
             merged.append(block)
         else:
             assert block.enrolment is not None
-            by_shape.setdefault((block.enrolment.shape[-1], block.is_cosine), []).append(block)
-    for (_, is_cosine), parts in by_shape.items():
-        features = [number for part in parts for number in part.features]
-        is_same = all(part.enrolment is part.test for part in parts)
-        rows = [part.enrolment for part in parts if part.enrolment is not None]
-        others = [part.test for part in parts if part.test is not None]
-        parts.clear()  # a side is copied while the other is no longer held twice
-        enrolment = torch.cat(rows)
-        rows.clear()
-        test = enrolment if is_same else torch.cat(others)
+            shape = (block.enrolment.shape[-1], block.is_cosine)
+            blocks_of_shape.setdefault(shape, []).append(block)
+    for (_, is_cosine), joined in blocks_of_shape.items():
+        features: list[int] = []
+        for block in joined:
+            features.extend(block.features)
+        is_same = all(block.enrolment is block.test for block in joined)
+        enrolment_rows = [block.enrolment for block in joined if block.enrolment is not None]
+        test_rows = [block.test for block in joined if block.test is not None]
+        joined.clear()  # a side is copied while the other is no longer held twice
+        del block
+        enrolment = torch.cat(enrolment_rows)
+        enrolment_rows.clear()
+        test = enrolment
+        if not is_same:
+            test = torch.cat(test_rows)
         merged.append(FeatureBlock(features, enrolment, test, is_cosine=is_cosine))
     return merged
 
 
 def gather_scores(blocks: Sequence[FeatureBlock], num_features: int) -> Tensor:
     """Return the scores of all features, ``(C, A, r, r')``, in the order of their numbers."""
-    parts = [block.score() for block in blocks]
-    numbers = [number for block in blocks for number in block.features]
-    wide = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
-    scores = torch.cat([part.to(wide) for part in parts])
-    order = torch.tensor(numbers, device=scores.device).argsort()
-    assert len(order) == num_features
-    return scores[order].transpose(0, 1)
+    scores_of_blocks = [block.score() for block in blocks]
+    features: list[int] = []
+    for block in blocks:
+        features.extend(block.features)
+    assert len(features) == num_features
+    wide = max((scores.dtype for scores in scores_of_blocks), key=lambda dtype: dtype.itemsize)
+    joined = torch.cat([scores.to(wide) for scores in scores_of_blocks])
+    order = torch.tensor(features, device=joined.device).argsort()
+    return joined[order].transpose(0, 1)
 
 
 def cut_into_blocks(
@@ -116,12 +130,17 @@ def cut_into_blocks(
     if enrolment.embeddings.dtype == torch.float32:
         entries //= 4
     most = max(1, entries // max(1, num_features * num_cells))
-    columns_at_once = num_columns if 32 * num_columns <= most else max(64, int(most**0.5))
+    if 32 * num_columns <= most:
+        columns_at_once = num_columns
+    else:
+        columns_at_once = max(64, int(most**0.5))
     rows_at_once = max(1, most // columns_at_once)
-    for start in range(0, num_rows, rows_at_once):
-        for first in range(0, num_columns, columns_at_once):
-            if not is_same_rows or first + columns_at_once > start:
-                yield slice(start, start + rows_at_once), slice(first, first + columns_at_once)
+    for first_row in range(0, num_rows, rows_at_once):
+        for first_column in range(0, num_columns, columns_at_once):
+            if not is_same_rows or first_column + columns_at_once > first_row:
+                rows = slice(first_row, first_row + rows_at_once)
+                columns = slice(first_column, first_column + columns_at_once)
+                yield rows, columns
 
 
 def weigh_blocks(
@@ -134,8 +153,8 @@ def weigh_blocks(
     for block in blocks:
         scores = block.score(rows, columns).transpose(0, 1)  # (c, A, a, b)
         weights = scale[..., list(block.features)].to(scores)
-        part = (weights @ scores.flatten(2)).unflatten(2, scores.shape[2:])
-        fused = part if fused is None else fused + part
+        weighted = (weights @ scores.flatten(2)).unflatten(2, scores.shape[2:])
+        fused = weighted if fused is None else fused + weighted
     assert fused is not None
     return fused + offset[..., None, None].to(fused)
 

@@ -63,7 +63,9 @@ class AttackName(NamedTuple):
         """Index of the poorest profile that has what the attack needs; the richest where that is
         unknown.
         """
-        return PROFILES.index(self.needs) if self.needs in PROFILES else len(PROFILES) - 1
+        if self.needs in PROFILES:
+            return PROFILES.index(self.needs)
+        return len(PROFILES) - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +119,10 @@ class AttackFeatures:
         enrolment: Literal["utterance", "speaker"] | None = None,
         is_fitted_on: Tensor | None = None,
     ) -> None:
-        self.data, self.folds, self.enrolment, self._is_fitted_on = (
-            data,
-            folds,
-            enrolment,
-            is_fitted_on,
-        )
+        self.data = data
+        self.folds = folds
+        self.enrolment = enrolment
+        self._is_fitted_on = is_fitted_on
         # Many pairs are compared in float32, and maps of that type take half of the memory.
         self._is_large = len(data.protected) ** 2 > FEW_PAIRS
         is_needed = {condition.is_same_side for condition in conditions}
@@ -165,11 +165,12 @@ class AttackFeatures:
     def _fit_attack(self, attack: Any, sets: TrainingSets, label: AttackName) -> None:
         if not has_builtin_fit(attack):
             fitted = [
-                _fit_user_attack(attack, sets, number, self.data) for number in range(sets.num_sets)
+                _fit_user_attack(attack, sets, training_set, self.data)
+                for training_set in range(sets.num_sets)
             ]
             # an attack may keep tensors of the dtype it was fitted in
             dtype = self.data.protected.embeddings.dtype
-            functions = [[_make_row_map(each, dtype) for each in fitted]]
+            functions = [[_make_row_map(fitted_attack, dtype) for fitted_attack in fitted]]
             self.fitted.append(
                 FittedAttack(attack, label, SeparateSolutions(functions), sets.num_sets, 1, fitted)
             )
@@ -188,7 +189,10 @@ class AttackFeatures:
         """Fit attacks on observed pairs, together with those of the other folds where there are
         any.
         """
-        statistics = observed.statistics() if pooled is None else pooled.statistics_with(observed)
+        if pooled is None:
+            statistics = observed.statistics()
+        else:
+            statistics = pooled.statistics_with(observed)
         for attack in attacks:
             if learns_from_moments(attack):
                 label = AttackName(attack_name(attack) + _FITTED_ON[2], attack.needs)
@@ -202,14 +206,21 @@ class AttackFeatures:
 
         Without such pairs there are no original rows, and all protected ones.
         """
-        side, other = self.data.protected, self.data.original
-        place = find_indices(other.ids, side.ids)
-        is_paired = place >= 0
+        protected = self.data.protected
+        original = self.data.original
+        row_of_original = find_indices(original.ids, protected.ids)
+        is_paired = row_of_original >= 0
         if not bool(is_paired.any()):
-            rows = take_evenly(torch.arange(len(side), device=place.device), _MOST_ROWS)
-            return None, side.embeddings[rows], side.speaker_index[rows]
+            rows = take_evenly(
+                torch.arange(len(protected), device=row_of_original.device), _MOST_ROWS
+            )
+            return None, protected.embeddings[rows], protected.speaker_index[rows]
         rows = take_evenly(is_paired.nonzero().flatten(), _MOST_ROWS)
-        return other.embeddings[place[rows]], side.embeddings[rows], side.speaker_index[rows]
+        return (
+            original.embeddings[row_of_original[rows]],
+            protected.embeddings[rows],
+            protected.speaker_index[rows],
+        )
 
     def _choose_views(self) -> tuple[str, ...]:
         def some_rows(side: Utterances) -> Tensor:
@@ -224,7 +235,8 @@ class AttackFeatures:
         """Return the features of pairs of enrolment and test rows ``(C, R)`` of the cells of some
         folds.
         """
-        blocks, number = [], 0
+        blocks = []
+        first_feature = 0
         normalised_enrolment: dict[int, Tensor] = {}
         normalised_test: dict[int, Tensor] = {}
         for fitted in self._made_for(condition):
@@ -236,8 +248,10 @@ class AttackFeatures:
             if test is not enrolment:
                 right = fitted.map_rows(test.embeddings, condition.test, sets, normalised_test)
             block = self._compare_mapped(fitted, left, right, enrolment, test, folds)
-            blocks.append(replace(block, features=range(number, number + fitted.num_settings)))
-            number += fitted.num_settings
+            blocks.append(
+                replace(block, features=range(first_feature, first_feature + fitted.num_settings))
+            )
+            first_feature += fitted.num_settings
         return merge_blocks(blocks)
 
     def name_encoder(self, encoder: str) -> None:
@@ -306,13 +320,17 @@ class AttackFeatures:
         sizes = torch.stack([enrolment.is_row.sum(1), test.is_row.sum(1)], dim=1).tolist()
         for cell, (num_rows, num_columns) in enumerate(sizes):
             fold = folds.start + cell // self.folds.num_partitions
-            attack = fitted.attack if fitted.fitted is None else fitted.fitted[fold]
+            if fitted.fitted is None:
+                attack = fitted.attack
+            else:
+                attack = fitted.fitted[fold]
             for setting in range(num_settings):
                 rows = left[min(setting, len(left) - 1), cell, :num_rows]
                 columns = right[min(setting, len(right) - 1), cell, :num_columns]
                 if fitted.fitted is not None:
                     dtype = self.data.protected.embeddings.dtype
-                    rows, columns = rows.to(dtype), columns.to(dtype)
+                    rows = rows.to(dtype)
+                    columns = columns.to(dtype)
                 found = score_cell(
                     attack, rows, columns, enrolment, test, cell, self.enrolment is None
                 )

@@ -89,25 +89,25 @@ class FoldRows:
 
     enrolment: Utterances
     test: Utterances
-    parts: Sequence[WeightedRows]
+    rows_of_attacks: Sequence[WeightedRows]
 
     @property
     def enrolment_rows(self) -> Tensor:
         """Rows ``(A, E)``: the inner product with a test row is the fused score of the trial,
         higher = more alike.
         """
-        return torch.cat([part.join()[0] for part in self.parts], dim=-1)
+        return torch.cat([weighted.join()[0] for weighted in self.rows_of_attacks], dim=-1)
 
     @property
     def test_rows(self) -> Tensor:
         """Rows ``(B, E)``."""
-        return torch.cat([part.join()[1] for part in self.parts], dim=-1)
+        return torch.cat([weighted.join()[1] for weighted in self.rows_of_attacks], dim=-1)
 
     def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
         """Return the rows of both sides; with ``is_permuted`` by the weights of permuted
         speakers.
         """
-        sides = [part.join(is_permuted) for part in self.parts]
+        sides = [weighted.join(is_permuted) for weighted in self.rows_of_attacks]
         enrolment_rows = torch.cat([enrolment for enrolment, _ in sides], dim=-1)
         test_rows = torch.cat([test for _, test in sides], dim=-1)
         return enrolment_rows, test_rows
@@ -128,16 +128,18 @@ class FoldRows:
             The same utterances, with ``enrolment_rows`` ``(K, C, E)`` and ``test_rows`` ``(K, B,
             E)``.
         """
-        return replace(
-            self, parts=[part.average(enrolment_members, test_members) for part in self.parts]
-        )
+        averages = []
+        for weighted in self.rows_of_attacks:
+            averages.append(weighted.average(enrolment_members, test_members))
+        return replace(self, rows_of_attacks=averages)
 
 
 class FoldRowsOfCondition(Sequence[FoldRows]):
     """The rows of all folds; those of a few folds at a time are in memory."""
 
     def __init__(self, count: int, make: Callable[[int], FoldRows]) -> None:
-        self._count, self._make = count, make
+        self._count = count
+        self._make = make
 
     def __len__(self) -> int:
         return self._count
@@ -151,14 +153,14 @@ class FoldRowsOfCondition(Sequence[FoldRows]):
     def __getitem__(self, index: int | slice) -> FoldRows | list[FoldRows]:
         """Return the rows of a fold."""
         if isinstance(index, slice):
-            return [self._make(number) for number in range(*index.indices(self._count))]
+            return [self._make(fold) for fold in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
             raise IndexError(f"Expected one of {self._count} folds, but got {index}.")
         return self._make(index % self._count)
 
     def __iter__(self) -> Iterator[FoldRows]:
-        for number in range(self._count):
-            yield self._make(number)
+        for fold in range(self._count):
+            yield self._make(fold)
 
 
 class FusedFold(NamedTuple):

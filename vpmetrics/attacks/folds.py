@@ -8,6 +8,7 @@ filled up with rows that take part in no trial.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -19,8 +20,10 @@ from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import EvaluationData, Utterances, count_values
 
 FEWEST_SPEAKERS = 6  # two folds of three speakers: fewer in a fold give no chance level
-_PER_FOLD, _FOLDS = 3, 5  # speakers in a fold, at least, and folds
-_MANY, _MORE_FOLDS = 100, 10  # from this number of speakers on, this number of folds
+_PER_FOLD = 3  # speakers in a fold, at least
+_FOLDS = 5
+_MANY = 100  # from this number of speakers on
+_MORE_FOLDS = 10  # folds
 _SAMPLED_PAIRS = 1 << 16  # that weights are fitted on, over all cells
 _SAMPLED_PER_SPEAKER = 4  # rows of a speaker in the sample, at least
 # Kinds of pairs: of two speakers; of a speaker and the next one; of one speaker; no trial.
@@ -52,26 +55,37 @@ class Folds(NamedTuple):
 
 
 def assign_folds(data: EvaluationData) -> Folds:
-    """Return folds that depend neither on names nor on the order of rows; no folds where there are
-    too few speakers.
+    """Return folds that depend neither on names nor on the order of rows.
+
+    There are no folds where there are too few speakers.
     """
-    count = len(data.speakers)
-    group = torch.zeros(count, dtype=torch.int64, device=data.speakers.device)
-    for each in (data.original, data.protected):
-        if each.groups is not None:
-            group = group.scatter(0, each.speaker_index, each.groups)
-    _, group, size = group.unique(return_inverse=True, return_counts=True)
-    sizes = [number for number in size.tolist() if number >= FEWEST_SPEAKERS]
-    if not sizes:
+    num_speakers = len(data.speakers)
+    group = torch.zeros(num_speakers, dtype=torch.int64, device=data.speakers.device)
+    for side in (data.original, data.protected):
+        if side.groups is not None:
+            group = group.scatter(0, side.speaker_index, side.groups)
+    _, group, size_of_group = group.unique(return_inverse=True, return_counts=True)
+    attacked_sizes = [size for size in size_of_group.tolist() if size >= FEWEST_SPEAKERS]
+    if not attacked_sizes:
         nobody = torch.full_like(group, -1)
         return Folds(nobody, nobody, nobody)
-    num_folds = _MORE_FOLDS if min(sizes) >= _MANY else min(_FOLDS, min(sizes) // _PER_FOLD)
-    place = count_within(group)
-    is_attacked = size >= FEWEST_SPEAKERS
+    smallest = min(attacked_sizes)
+    num_folds = min(_FOLDS, smallest // _PER_FOLD)
+    if smallest >= _MANY:
+        num_folds = _MORE_FOLDS
+    place_in_group = count_within(group)
+    is_attacked = size_of_group >= FEWEST_SPEAKERS
     partition = torch.where(is_attacked, is_attacked.long().cumsum(0) - 1, -1)[group]
-    fold = torch.where(partition >= 0, place % num_folds, -1)
-    in_first_fold = sum(-(-number // num_folds) for number in sizes)  # the largest fold
-    return Folds(fold, partition, place // num_folds, num_folds, len(sizes), count - in_first_fold)
+    fold = torch.where(partition >= 0, place_in_group % num_folds, -1)
+    size_of_largest_fold = sum(math.ceil(size / num_folds) for size in attacked_sizes)
+    return Folds(
+        of_speaker=fold,
+        partition=partition,
+        code=place_in_group // num_folds,
+        num_folds=num_folds,
+        num_partitions=len(attacked_sizes),
+        fewest_training_speakers=num_speakers - size_of_largest_fold,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,10 +136,10 @@ def arrange_in_cells(side: Utterances, folds: Folds, dtype: torch.dtype) -> Cell
     order = (cell * (1 + len(folds.code)) + code).argsort(stable=True)
     size = count_values(cell + 1, num_cells + 1)
     num_unattacked, longest = torch.stack([size[0], size[1:].amax()]).tolist()
-    first = size[1:].cumsum(0) - size[1:] + num_unattacked
-    place = torch.arange(max(1, longest), device=order.device)
-    is_row = place < size[1:, None]
-    position = (first[:, None] + place).clamp(max=max(0, len(order) - 1))
+    first_row = size[1:].cumsum(0) - size[1:] + num_unattacked
+    column = torch.arange(max(1, longest), device=order.device)
+    is_row = column < size[1:, None]
+    position = (first_row[:, None] + column).clamp(max=max(0, len(order) - 1))
     row = order[position] if len(order) else position.new_zeros(position.shape)
     return CellRows(
         embeddings=side.embeddings.to(dtype)[row] * is_row[..., None],
@@ -155,8 +169,8 @@ def label_pairs(
     is_target = code == other_code
     is_trial = enrolment.is_row[:, rows, None] & test.is_row[:, None, columns]
     if is_same_rows:
-        place = torch.arange(test.code.shape[1], device=code.device)
-        is_trial = is_trial & (place[rows, None] < place[None, columns])
+        column = torch.arange(test.code.shape[1], device=code.device)
+        is_trial = is_trial & (column[rows, None] < column[None, columns])
     if not is_same_rows or enrolment.sessions is not None:
         is_same_recording = enrolment.ids[:, rows, None] == test.ids[:, None, columns]
         is_trial = is_trial & ~(is_target & is_same_recording)
@@ -183,33 +197,42 @@ class Sample(NamedTuple):
 
 
 def choose_sample(side: CellRows) -> Sample | None:
-    """Return some rows of some speakers of each cell, evenly spaced; the speakers are numbered
-    anew.
+    """Return some rows of some speakers of each cell, evenly spaced; None for few rows.
 
-    None where there are few rows: all of them are taken.
+    The speakers are numbered anew. Of few rows all are taken.
     """
-    num_cells, longest = side.code.shape
-    most = max(2 * _SAMPLED_PER_SPEAKER, int((_SAMPLED_PAIRS / num_cells) ** 0.5))
-    if longest <= most:
+    num_cells, num_columns = side.code.shape
+    most_rows = max(2 * _SAMPLED_PER_SPEAKER, int((_SAMPLED_PAIRS / num_cells) ** 0.5))
+    if num_columns <= most_rows:
         return None
     num_speakers = (side.code.amax(1, keepdim=True) + 1).clamp(min=1)  # (C, 1)
-    per_speaker = (most // num_speakers).clamp(min=_SAMPLED_PER_SPEAKER)
-    wanted = torch.minimum(num_speakers, most // per_speaker)
+    rows_per_speaker = (most_rows // num_speakers).clamp(min=_SAMPLED_PER_SPEAKER)
+    num_taken_speakers = torch.minimum(num_speakers, most_rows // rows_per_speaker)
     # Speaker j of n is taken where floor(j m / n) grows, and so are rows of a speaker.
-    is_kept = (side.code * wanted % num_speakers < wanted) & side.is_row
-    new_code = torch.where(is_kept, side.code * wanted // num_speakers, -2)
-    is_first = torch.ones_like(side.is_row)
-    is_first[:, 1:] = side.code[:, 1:] != side.code[:, :-1]
-    place = torch.arange(longest, device=side.code.device).expand_as(side.code)
-    start = torch.where(is_first, place, 0).cummax(1).values
-    size = (
-        torch.zeros_like(side.code).scatter_add(1, start, torch.ones_like(place)).gather(1, start)
-    )
-    share = torch.minimum(size, per_speaker)
-    is_taken = is_kept & ((place - start) * share % size < share)
-    columns = (~is_taken).to(torch.uint8).argsort(dim=1, stable=True)[:, :most]
+    is_taken_speaker = side.code * num_taken_speakers % num_speakers < num_taken_speakers
+    is_taken_speaker = is_taken_speaker & side.is_row
+    new_code = torch.where(is_taken_speaker, side.code * num_taken_speakers // num_speakers, -2)
+
+    row_of_speaker, num_rows_of_speaker = _number_rows_of_speakers(side.code)
+    num_taken_rows = torch.minimum(num_rows_of_speaker, rows_per_speaker)
+    is_taken_row = row_of_speaker * num_taken_rows % num_rows_of_speaker < num_taken_rows
+    is_taken = is_taken_speaker & is_taken_row
+    columns = (~is_taken).to(torch.uint8).argsort(dim=1, stable=True)[:, :most_rows]
     is_taken = is_taken.gather(1, columns)
     return Sample(columns, is_taken, torch.where(is_taken, new_code.gather(1, columns), -2))
+
+
+def _number_rows_of_speakers(code: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each row its number among those of its speaker, and how many these are.
+
+    ``code`` ``(C, R)`` is sorted by speaker.
+    """
+    column = torch.arange(code.shape[1], device=code.device).expand_as(code)
+    is_first = torch.ones_like(code, dtype=torch.bool)
+    is_first[:, 1:] = code[:, 1:] != code[:, :-1]
+    first_column = torch.where(is_first, column, 0).cummax(1).values
+    num_rows = torch.zeros_like(code).scatter_add(1, first_column, torch.ones_like(column))
+    return column - first_column, num_rows.gather(1, first_column)
 
 
 def take_sample(side: CellRows, sample: Sample | None) -> CellRows:

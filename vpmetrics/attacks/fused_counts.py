@@ -85,9 +85,9 @@ def join_all_steps(fused: Tensor, own: Tensor) -> Steps:
 
 def take_row(steps: Steps, row: int) -> Steps:
     """Return one row of steps ``(..., S)``, with the pools that are known already."""
-    taken = Steps(steps.edges, steps.targets[row], steps.nontargets[row])
-    taken.__dict__["pool_of_step"] = steps.pool_of_step[row]
-    return taken
+    one_score = Steps(steps.edges, steps.targets[row], steps.nontargets[row])
+    one_score.__dict__["pool_of_step"] = steps.pool_of_step[row]
+    return one_score
 
 
 def merge_bins(steps: Steps) -> Tensor:

@@ -30,7 +30,9 @@ from vpmetrics.attacks.solutions import AnySolution, Maps
 _TINY_WEIGHT = 1e-9  # added to weights of PLDA, at most 1/2, so that they have a Cholesky factor
 # Newton-Schulz: quintic steps bring singular values from 1e-4 to 1 of the largest into [0.7, 1.2],
 # and cubic steps bring these to 1 within 1e-4.
-_QUINTIC, _QUINTIC_STEPS, _CUBIC_STEPS = (3.4445, -4.7750, 2.0315), 8, 4
+_QUINTIC = (3.4445, -4.7750, 2.0315)
+_QUINTIC_STEPS = 8
+_CUBIC_STEPS = 4
 
 
 class Plain(LinearAttack):

@@ -48,7 +48,8 @@ def fit_logistic_weights(
         ... ).shape
         torch.Size([1, 1])
     """
-    num_problems, num_scores = pair_weights.shape[-2], scores.shape[-1]
+    num_problems = pair_weights.shape[-2]
+    num_scores = scores.shape[-1]
     columns = pad(scores, (0, 1), value=1.0)
     rows = columns.mT.contiguous()
     narrow_columns = columns.float()

@@ -24,7 +24,9 @@ from vpmetrics._utterances.encoders import Encoder
 
 T = TypeVar("T")
 
-UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"
+UNIT = "unit"
+CENTRED = "centred"
+STANDARDISED = "standardised"
 RowNormalisation = str  # one of these
 # a dimension is constant if its standard deviation over its largest entry is below this
 _CONSTANT = 1e-6
@@ -237,13 +239,13 @@ class PairStatistics:
         """Return the statistics of one training set, without the dimension of sets: means
         ``(D,)``.
         """
-        one = object.__new__(PairStatistics)
-        one.mean_o = self.mean_o[number, 0]
-        one.mean_p = self.mean_p[number, 0]
+        statistics = object.__new__(PairStatistics)
+        statistics.mean_o = self.mean_o[number, 0]
+        statistics.mean_p = self.mean_p[number, 0]
         for name in ("oo", "pp", "po", "between_pp"):
-            setattr(one, name, getattr(self, name)[number])
-        one._projections = {}
-        return one
+            setattr(statistics, name, getattr(self, name)[number])
+        statistics._projections = {}
+        return statistics
 
 
 class TrainingSets(ValueCache):
@@ -268,7 +270,10 @@ class TrainingSets(ValueCache):
     ) -> None:
         super().__init__()
         self.protected = unit_rows(protected.detach())
-        self.original = self.protected if original is None else unit_rows(original.detach())
+        if original is None:
+            self.original = self.protected
+        else:
+            self.original = unit_rows(original.detach())
         names, self.speaker_index = speakers.unique(return_inverse=True)
         self.num_speakers = len(names)
         if is_member is None:
@@ -301,11 +306,11 @@ class TrainingSets(ValueCache):
         return self.get_or_make((side, view), lambda: self._fit_normaliser(self.side(side), view))
 
     def _fit_normaliser(self, rows: Tensor, view: RowNormalisation) -> RowNormaliser:
-        number = self._weights.sum(1, keepdim=True).clamp(min=1)
-        mean = self._weights @ rows / number
+        num_rows = self._weights.sum(1, keepdim=True).clamp(min=1)
+        mean = self._weights @ rows / num_rows
         if view == CENTRED:
             return RowNormaliser(mean[:, None])
-        variance = (self._weights @ rows.square() / number - mean.square()).clamp(min=0)
+        variance = (self._weights @ rows.square() / num_rows - mean.square()).clamp(min=0)
         deviation = variance.sqrt()
         # A dimension that is constant but for rounding has no scale.
         has_scale = deviation > _CONSTANT * rows.abs().amax(0)
@@ -317,9 +322,11 @@ class TrainingSets(ValueCache):
         ``(T, n)``.
         """
         normaliser = self.normaliser(side, view)
-        some = self.side(side)[rows]
-        some = some.expand(self.num_sets, *some.shape[-2:])
-        return some if normaliser is None else normaliser(some)
+        chosen = self.side(side)[rows]
+        chosen = chosen.expand(self.num_sets, *chosen.shape[-2:])
+        if normaliser is None:
+            return chosen
+        return normaliser(chosen)
 
     def statistics(
         self, view: RowNormalisation, is_original_squared: bool = False
@@ -383,11 +390,16 @@ class TrainingSets(ValueCache):
         return self.get_or_make(("rows", max_rows), lambda: self._take_rows(max_rows))
 
     def _take_rows(self, max_rows: int) -> Tensor:
-        place = self.is_member.long().cumsum(1)
-        sizes = place[:, -1]
-        number = min(max_rows, int(sizes.amin()))
-        wanted = torch.arange(number, device=place.device) * sizes[:, None] // max(1, number) + 1
-        return torch.searchsorted(place, wanted)
+        count_until_row = self.is_member.long().cumsum(1)
+        sizes = count_until_row[:, -1]
+        num_rows = min(max_rows, int(sizes.amin()))
+        wanted = (
+            torch.arange(num_rows, device=count_until_row.device)
+            * sizes[:, None]
+            // max(1, num_rows)
+            + 1
+        )
+        return torch.searchsorted(count_until_row, wanted)
 
 
 class MomentSums(NamedTuple):
@@ -436,25 +448,25 @@ def measure_moments(
     wide = wide_dtype(original.device)
     sums = torch.zeros(len(names), 2 * width, dtype=wide, device=original.device)
     products = sums.new_zeros(2 * width, 2 * width)
-    for some in torch.arange(len(original), device=original.device).split(_ROWS_AT_ONCE):
+    for batch in torch.arange(len(original), device=original.device).split(_ROWS_AT_ONCE):
         embeddings = [
-            *original[some].detach().split(widths, dim=1),
-            *protected[some].detach().split(widths, dim=1),
+            *original[batch].detach().split(widths, dim=1),
+            *protected[batch].detach().split(widths, dim=1),
         ]
         rows = torch.cat([unit_rows(side) for side in embeddings], dim=1)
-        sums.index_add_(0, index[some], rows)
+        sums.index_add_(0, index[batch], rows)
         products += rows.T @ rows
     return MomentSums(names, counts.to(wide), sums, products)
 
 
-def add_moment_sums(parts: Sequence[MomentSums]) -> MomentSums:
+def add_moment_sums(moments: Sequence[MomentSums]) -> MomentSums:
     """Return the moments of several sets together: speakers in two sets count as one."""
-    names, index = torch.cat([part.names for part in parts]).unique(return_inverse=True)
-    counts = torch.cat([part.counts for part in parts])
-    sums = torch.cat([part.sums for part in parts])
+    names, index = torch.cat([of_set.names for of_set in moments]).unique(return_inverse=True)
+    counts = torch.cat([of_set.counts for of_set in moments])
+    sums = torch.cat([of_set.sums for of_set in moments])
     return MomentSums(
         names,
         counts.new_zeros(len(names)).index_add(0, index, counts),
         sums.new_zeros(len(names), sums.shape[1]).index_add(0, index, sums),
-        torch.stack([part.products for part in parts]).sum(0),
+        torch.stack([of_set.products for of_set in moments]).sum(0),
     )

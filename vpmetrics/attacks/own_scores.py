@@ -38,11 +38,11 @@ def score_cell(
         if not bool(is_enrolled.any()):
             continue
         models = attack.enrol(rows[is_enrolled], codes[is_enrolled]).detach()
-        place = torch.searchsorted(codes[is_enrolled].contiguous(), codes).clamp(
+        model_of_row = torch.searchsorted(codes[is_enrolled].contiguous(), codes).clamp(
             max=len(models) - 1
         )
-        has_model = codes[is_enrolled][place] == codes
-        found = _score(attack, models[place], columns[half_of_column != half])
+        has_model = codes[is_enrolled][model_of_row] == codes
+        found = _score(attack, models[model_of_row], columns[half_of_column != half])
         scores[:, half_of_column != half] = found.to(scores).masked_fill(
             ~has_model[:, None], torch.nan
         )
@@ -66,9 +66,9 @@ def _assign_halves(
     codes = torch.cat([enrolment.code[cell, :num_rows], test.code[cell, :num_columns]])
     names, recording = ids.unique(return_inverse=True)
     position = torch.arange(len(ids), device=ids.device)
-    first = torch.full_like(names, len(ids)).scatter_reduce(0, recording, position, "amin")
-    order = first.argsort()
-    order = order[codes[first][order].argsort(stable=True)]
+    first_position = torch.full_like(names, len(ids)).scatter_reduce(0, recording, position, "amin")
+    order = first_position.argsort()
+    order = order[codes[first_position][order].argsort(stable=True)]
     turn = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
     half = (turn % 2)[recording]
     return half[:num_rows], half[num_rows:]
@@ -80,9 +80,9 @@ def standardise_matrix(scores: Tensor) -> Tensor:
     """
     scores = scores.double() if scores.device.type != "mps" else scores
     is_known = ~scores.isnan()
-    number = is_known.sum().clamp(min=1)
-    mean = scores.nan_to_num(0).sum() / number
+    num_known = is_known.sum().clamp(min=1)
+    mean = scores.nan_to_num(0).sum() / num_known
     centred = torch.where(is_known, scores - mean, 0)
-    deviation = (centred.square().sum() / number).sqrt()
+    deviation = (centred.square().sum() / num_known).sqrt()
     is_usable = deviation.isfinite() & (deviation > 1e-6 * mean.abs())
     return torch.where(is_usable, centred / torch.where(is_usable, deviation, 1), 0)

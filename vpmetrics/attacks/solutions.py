@@ -80,7 +80,10 @@ class Solution(NamedTuple):
         steps = self.original if side == "original" else self.protected
         with torch.autocast(rows.device.type, enabled=False):
             for step in steps:
-                rows = rows @ step.to(rows) if isinstance(step, Tensor) else step(rows)
+                if isinstance(step, Tensor):
+                    rows = rows @ step.to(rows)
+                else:
+                    rows = step(rows)
         return rows if rows.dim() == 4 else rows[None]
 
     def to(self, dtype: torch.dtype) -> Solution:
@@ -114,7 +117,9 @@ def _select_sets(steps: Steps, sets: slice) -> Steps:
 def _select_sets_of_step(step: Step, sets: slice) -> Step:
     if isinstance(step, Tensor):
         return step[..., sets, :, :] if step.dim() > 2 else step
-    return step.select_sets(sets) if isinstance(step, SetwiseMap) else step
+    if isinstance(step, SetwiseMap):
+        return step.select_sets(sets)
+    return step
 
 
 def join_steps(

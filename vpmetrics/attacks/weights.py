@@ -81,10 +81,10 @@ class SampledPairs:
 
 def _choose_evenly(kinds: Tensor, kind: int, most: int) -> Tensor:
     """Return places of at most so many evenly spaced pairs of one kind. Waits for the device."""
-    places = (kinds.flatten() == kind).nonzero().flatten()
-    count = min(len(places), most)
-    chosen = torch.arange(count, device=places.device) * len(places) // max(1, count)
-    return places[chosen]
+    all_places = (kinds.flatten() == kind).nonzero().flatten()
+    count = min(len(all_places), most)
+    chosen = torch.arange(count, device=all_places.device) * len(all_places) // max(1, count)
+    return all_places[chosen]
 
 
 def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,11 +95,11 @@ def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor,
     deviation is infinite.
     """
     is_trial = (kinds != NO_TRIAL)[:, None]
-    number = is_trial.sum((2, 3)).clamp(min=1)
-    known = torch.where(is_trial, scores, 0)
-    mean = known.sum((2, 3)) / number
+    num_trials = is_trial.sum((2, 3)).clamp(min=1)
+    trial_scores = torch.where(is_trial, scores, 0)
+    mean = trial_scores.sum((2, 3)) / num_trials
     centred = torch.where(is_trial, scores - mean[..., None, None], 0)
-    deviation = (centred.square().sum((2, 3)) / number).sqrt()
+    deviation = (centred.square().sum((2, 3)) / num_trials).sqrt()
     has_trials = is_trial.any(3).any(2)
     is_usable = (deviation.isfinite() & (deviation > _CONSTANT * mean.abs()) | ~has_trials).all(0)
     deviation = torch.where(is_usable & has_trials, deviation, torch.inf)
