@@ -1,7 +1,6 @@
-"""The picture of a training in the README: it runs the code of the README's training section, and
-draws its numbers.
+"""Draw the picture of a training in the README, from the code of its training section.
 
-python notebooks/pictures/training.py
+``python notebooks/pictures/training.py``
 """
 
 import re
@@ -37,9 +36,7 @@ def run_readme(folder):
 
 
 def draw(names):
-    """Return a figure: disclosures over the epochs, distortion and loss over the epochs, and one
-    over the other.
-    """
+    """Return a figure of disclosures over the epochs, and of disclosure over distortion."""
     (untrained,) = names["untrained"]
     logged = {name.rpartition("/")[2]: value for name, value in untrained.items()}
     rows = [{**logged, "epoch": -1}, *names["monitor"].history]
