@@ -47,8 +47,9 @@ def score_report(*seeds, fit=None, **settings):
 
 
 def assert_replicates(report, without_each, coarse):
-    """Compare the changes of the jackknife with the scalars of reports without each of the
-    speakers.
+    """Compare the changes of the jackknife with reports without each of the speakers.
+
+    That is, with their scalars.
 
     Bins of linkability and slopes of local information stay as they are with all speakers, and tied
     scores stay tied: keys with a ``coarse`` name in them may differ to first order, all others to

@@ -1,5 +1,6 @@
-"""The metrics of a population: protocols, averaged utterances, attacks, and systems of one equal
-error rate.
+"""The metrics of a population.
+
+Protocols, averaged utterances, attacks, and systems of one equal error rate.
 """
 
 import pytest

@@ -47,8 +47,9 @@ def test_scoring_is_independent_of_requires_grad(most_pairs, monkeypatch):
 
 @pytest.fixture(scope="module")
 def model():
-    """Mean and covariances between and within speakers, with utterances of 3,000 speakers and a
-    PLDA fitted on them.
+    """Mean and covariances between and within speakers, and a PLDA fitted on utterances.
+
+    They are of 3,000 speakers.
     """
     draw = torch.Generator().manual_seed(0)
     factors = torch.randn(2, 4, 4, generator=draw, dtype=torch.float64)

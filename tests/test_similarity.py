@@ -1,5 +1,6 @@
-"""Similarity matrices, DeID and G_VD: golden sets, the bundled voices, hand values, and thin
-data.
+"""Similarity matrices, DeID and G_VD.
+
+Golden sets, the bundled voices, hand values, and thin data.
 """
 
 import math

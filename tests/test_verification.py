@@ -1,5 +1,6 @@
-"""Cllr, minimum Cllr, equal error rate, linkability: golden sets, hand values, invariances,
-edges.
+"""Cllr, minimum Cllr, equal error rate, linkability.
+
+Golden sets, hand values, invariances, edges.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""Ranks of torch.distributed: every one returns the number one process would, and unlike settings
-raise on all.
+"""Ranks of torch.distributed.
+
+Every one returns the number one process would, and unlike settings raise on all.
 """
 
 import datetime

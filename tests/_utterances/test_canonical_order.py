@@ -1,5 +1,6 @@
-"""The canonical order: by the values of embeddings alone, and the same while protected speech
-changes.
+"""The canonical order: by the values of embeddings alone.
+
+It stays the same while protected speech changes.
 """
 
 import pytest

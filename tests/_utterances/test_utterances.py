@@ -1,5 +1,6 @@
-"""Accumulated utterances: labels of any kind, arrays of any kind, widths, names, recordings,
-enrolment.
+"""Accumulated utterances.
+
+Labels of any kind, arrays of any kind, widths, names, recordings, enrolment.
 """
 
 import copy

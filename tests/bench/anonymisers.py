@@ -1,5 +1,6 @@
-"""Anonymisers trained on bundled or Gaussian voices: what cosines see of them, and what attackers
-who learn see.
+"""Anonymisers trained on bundled or Gaussian voices.
+
+What cosines see of them, and what attackers who learn see.
 
 A small network maps an original embedding and the key of a session to a protected embedding. It is
 trained by Adam (1e-3) for 300 steps of 16 speakers with 8 utterances each, in two sessions, by one
@@ -38,8 +39,9 @@ COLUMNS = (*ATTACKERS, "within", "across")
 
 
 class Anonymiser(nn.Module):
-    """A small network, without a path around it, from an embedding and a key; the key may be kept
-    from it.
+    """A small network, without a path around it, from an embedding and a key.
+
+    The key may be kept from it.
     """
 
     def __init__(self, is_keyed, width):
@@ -54,8 +56,9 @@ class Anonymiser(nn.Module):
 
 
 class AdversarialClassification(nn.Module):
-    """A classifier learns who spoke; the anonymiser learns to fool it and to stay near the
-    original.
+    """A classifier learns who spoke.
+
+    The anonymiser learns to fool it and to stay near the original.
     """
 
     def __init__(self, weight, speakers, width):
@@ -77,8 +80,9 @@ class AdversarialClassification(nn.Module):
 
 
 def batches(rows, draw):
-    """Rows, sessions and keys of 16 speakers at a time: two sessions each, every other
-    utterance.
+    """Rows, sessions and keys of 16 speakers at a time.
+
+    Two sessions each, every other utterance.
     """
     while True:
         some = rows[torch.randperm(len(rows), generator=draw)[:SPEAKERS]]
@@ -89,8 +93,9 @@ def batches(rows, draw):
 
 
 def train(make_loss, is_keyed, original, speakers, rows, seed, steps=STEPS):
-    """Return an anonymiser after some steps on the utterances ``rows`` ``(S, U)`` of some of the
-    speakers.
+    """Return an anonymiser after some steps on the utterances of some of the speakers.
+
+    ``rows`` have shape ``(S, U)``.
     """
     torch.manual_seed(seed)
     net, loss = Anonymiser(is_keyed, original.shape[1]), make_loss()
@@ -109,8 +114,9 @@ def train(make_loss, is_keyed, original, speakers, rows, seed, steps=STEPS):
 
 @torch.no_grad()
 def speak(net, original, speakers, rows, draws, seed):
-    """All utterances of some speakers, as many times as there are draws of a key for each
-    speaker.
+    """All utterances of some speakers, once for each draw of a key.
+
+    Each speaker has as many draws.
     """
     draw, utterances, count = (
         torch.Generator().manual_seed(seed),
@@ -133,8 +139,9 @@ def whitening(rows):
 
 
 def learn_to_undo(net, original, speakers, rows, evaluated, steps=1500):
-    """What a network finds that learns, on new draws in every step, to turn protected into original
-    speech.
+    """What a network finds that learns to turn protected into original speech.
+
+    Every step has new draws.
     """
     torch.manual_seed(0)
     known = speak(net, original, speakers, rows, 8, seed=3)
@@ -163,8 +170,9 @@ def learn_to_undo(net, original, speakers, rows, evaluated, steps=1500):
 
 
 def measure(original, speakers, held_out):
-    """For every system the means ``(settings, columns)`` over random splits, on the speakers held
-    out.
+    """For every system the means over random splits, ``(settings, columns)``.
+
+    On the speakers held out.
     """
     count = int(speakers.max()) + 1
     adversaries = [

@@ -1,5 +1,6 @@
-"""How often intervals cover the true value: simulated speakers, the true values of a large
-population, and methods.
+"""How often intervals cover the true value.
+
+Simulated speakers, the true values of a large population, and methods.
 """
 
 from dataclasses import dataclass, field
@@ -93,8 +94,9 @@ def score_independent(trials):
 
 @dataclass(frozen=True)
 class AnonymisedPopulation:
-    """An anonymiser that keeps a share of every speaker N(0, 1) and adds a pseudo-voice per
-    session.
+    """An anonymiser that keeps a share of every speaker N(0, 1).
+
+    It adds a pseudo-voice per session.
     """
 
     kept: float
@@ -117,8 +119,9 @@ class AnonymisedPopulation:
         return rows | ({"sessions": session} if self.sessions > 1 else {})
 
     def true_values(self, speakers):
-        """The mean over a few large sets; ranks and local information are those among this number
-        of speakers.
+        """The mean over a few large sets.
+
+        Ranks and local information are those among this number of speakers.
         """
         generator = torch.Generator().manual_seed(99)
         values = mean_of(suite_values(self.draw(300, generator)) for _ in range(30))
@@ -199,8 +202,9 @@ def cover(population, speakers, sets, methods):
 
 
 def cover_attacks(population, speakers, sets):
-    """An attack learns from the speakers of its set, so the true value is the mean over sets of
-    this size.
+    """An attack learns from the speakers of its set.
+
+    So the true value is the mean over sets of this size.
     """
     generator = torch.Generator().manual_seed(7 + speakers)
     draws = (population.draw(speakers, generator) for _ in range(sets))

@@ -1,5 +1,6 @@
-"""A judge of anonymisers that shares no code with what they are trained with: NumPy, and SciPy's
-isotonic regression.
+"""A judge of anonymisers that shares no code with what they are trained with.
+
+NumPy, and SciPy's isotonic regression.
 
 It attacks as whoever has pairs of original and protected speech can: ridge regression both ways,
 onto original speech as it is or whitened, and canonical correlation, each at ridges from 1e-6 to
@@ -35,8 +36,9 @@ class Speech(NamedTuple):
 
 
 def judge(evaluated, watched, folds=4):
-    """D_ECE in bits, the larger of both directions: OP by cosine, by the strongest attack, PP by
-    session.
+    """D_ECE in bits, the larger of both directions.
+
+    OP by cosine, by the strongest attack, PP by session.
 
     Attacks are fitted on other folds of the evaluated speakers, or on all the attacker watched.
     """
@@ -76,8 +78,9 @@ def pseudonyms(speech):
 
 
 def attacks(known, new):
-    """Name and scores ``(N, N)`` of every attack, fitted on what is known and used on what is
-    new.
+    """Name and scores ``(N, N)`` of every attack.
+
+    It is fitted on what is known, and used on what is new.
     """
     yield "cosine", unit(new.protected) @ unit(new.original).T
     mean_o, mean_p = known.original.mean(0), known.protected.mean(0)

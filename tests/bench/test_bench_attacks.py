@@ -1,5 +1,6 @@
-"""Which data sets need which attack of the battery: a table of what each finds, and what would be
-lost without it.
+"""Which data sets need which attack of the battery.
+
+A table of what each finds, and what would be lost without it.
 """
 
 import math
@@ -93,8 +94,9 @@ def data_sets():
 
 
 def test_every_attack_of_the_battery_is_needed():
-    """Print D_ECE by attack, the largest starred, what the fused attacker finds, and what it finds
-    without each.
+    """Print D_ECE by attack, and what the fused attacker finds with and without each.
+
+    The largest is starred.
     """
     names = [attack.name for attack in STANDARD]
     most_lost = dict.fromkeys(names, (0.0, ""))

@@ -1,5 +1,6 @@
-"""Attribute disclosure: how often 95 % intervals hold the truth, and what they cost beside the
-suite.
+"""Attribute disclosure: how often 95 % intervals hold the truth, and what they cost.
+
+The cost is beside the suite.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""A bound, on paper, of the time of ``update`` and ``compute`` on GPUs: launches, arithmetic,
-memory and syncs.
+"""A bound, on paper, of the time of ``update`` and ``compute`` on GPUs.
+
+Launches, arithmetic, memory and syncs.
 
 No GPU is needed: operations are counted as a GPU would get them, and multiplied by published peaks.
 """

@@ -1,5 +1,6 @@
-"""How often a budget is kept for those nobody measured, by estimates and by the upper ends of their
-intervals.
+"""How often a budget is kept for those nobody measured.
+
+By estimates, and by the upper ends of their intervals.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""Identification at scale compared with the bare matrix products and with the package of the rates'
-authors.
+"""Identification at scale compared with the bare matrix products.
+
+And with the package of the rates' authors.
 """
 
 import time

@@ -1,5 +1,6 @@
-"""What a monitor adds to a validation, beside the metric and with its figures; memory over a long
-training.
+"""What a monitor adds to a validation, beside the metric and with its figures.
+
+Memory over a long training.
 """
 
 import pytest

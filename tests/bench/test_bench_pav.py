@@ -1,5 +1,6 @@
-"""Exact PAV and its smooth surrogate against packages people use today and against the physical
-limit, a sort.
+"""Exact PAV and its smooth surrogate against packages people use today.
+
+And against the physical limit, a sort.
 
 ``pip install lir scikit-learn`` first.
 """

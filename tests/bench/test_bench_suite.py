@@ -100,8 +100,9 @@ def test_cost_of_attacks_and_intervals_is_bounded(speakers, each, most):
     ("speakers", "each", "most"), [(40, 10, 3.5), (40, 50, 2.5), (400, 50, 1.3)]
 )
 def test_cost_of_intervals_without_attacks(speakers, each, most):
-    """They cost next to nothing where sets are large; in small ones PAV without every speaker
-    dominates.
+    """They cost next to nothing where sets are large.
+
+    In small ones PAV without every speaker dominates.
     """
     assert (
         cost(speakers, each, (None, 0.95), (None, None), repeat=1 if speakers > 40 else 3) <= most
@@ -149,8 +150,9 @@ def _time_compute(rank, world, folder):
 
 
 def test_two_processes_share_the_work(tmp_path):
-    """Ten thousand utterances, each process with one thread; gathering and what is computed twice
-    are the rest.
+    """Ten thousand utterances, each process with one thread.
+
+    Gathering and what is computed twice are the rest.
     """
     for world in (1, 2):
         run(_time_compute, world, tmp_path)

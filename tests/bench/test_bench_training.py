@@ -1,5 +1,6 @@
-"""What ``PseudonymisationLoss()`` reaches at its defaults, on speakers and kinds of voices never
-trained on.
+"""What ``PseudonymisationLoss()`` reaches at its defaults.
+
+On speakers and kinds of voices never trained on.
 """
 
 import anonymisers
@@ -60,8 +61,9 @@ def test_training_hides_unseen_bundled_speakers_from_fitted_attacks(kind):
 
 @pytest.mark.parametrize("steps", [300, 1000, 3000])
 def test_training_hides_unseen_gaussian_speakers_from_fitted_attacks(steps):
-    """60 speakers to train on and 30 unseen ones, 48 dimensions: ``strongest`` is that of the
-    suite.
+    """60 speakers to train on and 30 unseen ones, 48 dimensions.
+
+    ``strongest`` is that of the suite.
     """
     original, speakers, _ = fading_voices(speakers=90, dtype=torch.float32)
     held_out = torch.randperm(90, generator=torch.Generator().manual_seed(0)) < 30

@@ -1,5 +1,6 @@
-"""The verdict on simulated systems: leaking ones are not called low, private ones raise no alarm;
-and what it costs.
+"""The verdict on simulated systems: leaking ones are not called low, private ones raise no alarm.
+
+And what it costs.
 
 The tables with more systems are printed by ``verdict_systems.py``.
 """

@@ -1,5 +1,6 @@
-"""Best of a few runs, memory at its peak, and a line per comparison: a ratio, never seconds
-alone.
+"""Best of a few runs, memory at its peak, and a line per comparison.
+
+A ratio, never seconds alone.
 """
 
 import subprocess
@@ -11,8 +12,9 @@ import torch
 
 
 def in_turns(functions, repeat=5):
-    """Least seconds of each after one call that warms up, in turns, so that a busy moment hits all
-    alike.
+    """Least seconds of each function after one call that warms up.
+
+    They run in turns, so that a busy moment hits all alike.
     """
     seconds = {name: [] for name in functions}
     for turn in range(repeat + 1):
@@ -25,8 +27,9 @@ def in_turns(functions, repeat=5):
 
 
 def afresh(metric):
-    """What ``compute`` returns, by a copy that remembers no result: neither its own nor one of the
-    same data before.
+    """What ``compute`` returns, by a copy that remembers no result.
+
+    Neither its own nor one of the same data before.
     """
     copy = metric.clone()
     copy._computed = None
@@ -53,8 +56,9 @@ def ratio(what, ours, peer, theirs, repeat=5):
 
 
 def run_script(script):
-    """Return what a fresh process prints, which has the modules of the tests and ``megabytes`` of
-    its own memory.
+    """Return what a fresh process prints.
+
+    It has the modules of the tests and ``megabytes`` of its own memory.
     """
     start = f"""
 import sys
@@ -69,8 +73,9 @@ def megabytes(field):
 
 
 def peak_megabytes(setup, work):
-    """By how much the peak memory of a fresh process grows while it does ``work`` after
-    ``setup``.
+    """By how much the peak memory of a fresh process grows while it does ``work``.
+
+    After ``setup``.
     """
     script = f'{setup}\nbefore = megabytes("VmHWM")\n{work}\nprint(megabytes("VmHWM") - before)'
     return float(run_script(script).split()[-1])

@@ -1,5 +1,6 @@
-"""Systems that leak, systems that are private and absurd ones, and how often the verdict is right
-about them.
+"""Systems that leak, private ones and absurd ones.
+
+And how often the verdict is right about them.
 
 Run as ``python tests/bench/verdict_systems.py safety|small|private|absurd|coverage [number] [first
 seed]``; each prints a table.
@@ -27,8 +28,9 @@ _SETS_OF_MANY = 6  # of which the mean is the truth that intervals should hold
 
 
 class Geometry(NamedTuple):
-    """How original voices are drawn: ``(speakers, utterances, generator) -> embeddings,
-    speakers``.
+    """How original voices are drawn.
+
+    ``(speakers, utterances, generator) -> embeddings, speakers``.
     """
 
     name: str
@@ -59,8 +61,9 @@ def anisotropic(
 def positive(
     speakers: int, utterances: int, draw: torch.Generator, width: int = 256
 ) -> tuple[Tensor, Tensor]:
-    """Embeddings of unit length without negative entries, as of networks that end in a
-    rectifier.
+    """Embeddings of unit length without negative entries.
+
+    As of networks that end in a rectifier.
     """
     embeddings, names = isotropic(speakers, utterances, draw, width)
     return normalize(embeddings.relu(), dim=1), names
@@ -99,8 +102,9 @@ def leave_utterances(every: int) -> Callable[[Tensor, Tensor, torch.Generator], 
 
 
 def leave_speakers(every: int) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
-    """Return a system that releases all speech of one speaker in so many as it is, and else
-    noise.
+    """Return a system that releases all speech of one speaker in so many as it is.
+
+    All other speech is noise.
     """
 
     def protect(original: Tensor, names: Tensor, draw: torch.Generator) -> Tensor:
@@ -302,8 +306,9 @@ def run_coverage(number: int, first_seed: int) -> None:
 
 
 def run_safety_of_small_embeddings(number: int, first_seed: int) -> None:
-    """Print what :func:`run_safety` prints, of embeddings of 48 dimensions, which takes less
-    time.
+    """Print what :func:`run_safety` prints, of embeddings of 48 dimensions.
+
+    They take less time.
     """
     run_safety(number, first_seed, GEOMETRIES[0])
 

@@ -1,5 +1,6 @@
-"""Expected numbers, computed once by exact means and kept as files: none of them comes from this
-package.
+"""Expected numbers, computed once by exact means and kept as files.
+
+None of them comes from this package.
 
 Score sets: PAV on whole numbers, equal scores pooled first, 40-digit arithmetic after it; good to
 1e-9. LLRs and prior log-odds are natural-log, ``l_w`` is base 10, ``d_ece``, ``cllr`` and ECE are
@@ -37,8 +38,9 @@ class ScoreSet(NamedTuple):
 
 
 class EmbeddingSet(NamedTuple):
-    """Embeddings, and by ``similarity`` ("geometric", "sigmoid") the matrices, ``d_diag``, ``deid``
-    and ``gvd``.
+    """Embeddings, and what is expected of them by ``similarity``.
+
+    That is the matrices, ``d_diag``, ``deid`` and ``gvd``, for "geometric" and "sigmoid".
     """
 
     original: np.ndarray
@@ -48,8 +50,9 @@ class EmbeddingSet(NamedTuple):
 
 
 class TransferSet(NamedTuple):
-    """Trials of two runs, and by ``calibration`` ("linear", "isotonic") what calibrating on the fit
-    run gives.
+    """Trials of two runs, and what calibrating on the fit run gives by ``calibration``.
+
+    Which is "linear" or "isotonic".
     """
 
     preds: np.ndarray
@@ -90,8 +93,9 @@ def transfer_set(name):
 
 
 def zebra_example():
-    """The toolkit's example: prior log-odds, prior ECE and minimum ECE, and the two numbers
-    published for them.
+    """The toolkit's example.
+
+    Prior log-odds, prior ECE and minimum ECE, and the two numbers published for them.
     """
     arrays = {key: _ARRAYS[f"zebra_example__{key}"] for key in ("plo", "ece_prior", "ece_min")}
     return {**arrays, **_SCALARS["published"]["zebra_example"]}

@@ -1,5 +1,6 @@
-"""Every definition once more, in plain NumPy float64: slow, obvious, and written from the papers,
-not from the code.
+"""Every definition once more, in plain NumPy float64.
+
+Slow, obvious, and written from the papers, not from the code.
 """
 
 from . import (  # noqa: F401

@@ -1,5 +1,6 @@
-"""Attacks from rows, in loops and by SciPy's own solvers. ``o`` and ``p`` are normalised rows of
-both sides.
+"""Attacks from rows, in loops and by SciPy's own solvers.
+
+``o`` and ``p`` are normalised rows of both sides.
 """
 
 import numpy as np
@@ -13,8 +14,9 @@ def unit(x):
 
 
 def normalise(x, known, is_scaled=False):
-    """Rows of unit length, centred (and scaled) as known rows of unit length are, and of unit
-    length again.
+    """Rows of unit length, centred as known rows of unit length are, and of unit length again.
+
+    And scaled, where that is asked for.
     """
     known = unit(known)
     x = unit(x) - known.mean(0)
@@ -52,8 +54,9 @@ def procrustes(source, target):
 
 
 def canonical(o, p, strength, added):
-    """Maps to canonical variates, from the generalised eigenproblem of the two-block covariance,
-    weighted.
+    """Maps to canonical variates, weighted.
+
+    From the generalised eigenproblem of the two-block covariance.
     """
     d = o.shape[1]
     c_oo, c_pp, c_po = (
@@ -71,8 +74,9 @@ def canonical(o, p, strength, added):
 
 
 def likelihood_ratios(o, p, known_o, known_p, strength):
-    """Log-likelihood ratio of every pair of rows, from Gaussian densities of pairs and of single
-    rows.
+    """Log-likelihood ratio of every pair of rows.
+
+    From Gaussian densities of pairs and of single rows.
     """
     c_oo, c_pp = (with_ridge(covariance(x, x), strength) for x in (known_o, known_p))
     c_po = covariance(known_p, known_o)
@@ -90,9 +94,7 @@ def likelihood_ratios(o, p, known_o, known_p, strength):
 
 
 def within_and_between(p, speakers):
-    """Mean products of deviations from the speaker's mean, and of those of the speaker's mean
-    itself.
-    """
+    """Mean products of deviations from the speaker's mean, and of those of the mean itself."""
     centre, within, between = p.mean(0), 0, 0
     for row, speaker in zip(p, speakers, strict=True):
         own = p[speakers == speaker].mean(0)
@@ -126,8 +128,9 @@ def outer_products(x, known):
 
 
 def separation(o, p, speakers):
-    """Mean score of two utterances of one speaker above that of two speakers, in standard
-    deviations, pair by pair.
+    """Mean score of two utterances of one speaker above that of two speakers.
+
+    In standard deviations, pair by pair.
     """
     same, other = [], []
     for k in range(len(o)):

@@ -6,8 +6,9 @@ import numpy as np
 
 
 def trials(groups, speakers, sessions, is_same_side, across=False):
-    """Which pairs of conversations are trials, and which of these are targets: two dictionaries by
-    index pair.
+    """Which pairs of conversations are trials, and which of these are targets.
+
+    Two dictionaries by index pair.
 
     ``groups``: rows of each conversation of one draw, the same on both sides; ``speakers`` and
     ``sessions`` by row.

@@ -1,5 +1,6 @@
-"""Pool-adjacent-violators, one pooling at a time, and the oracle LLRs it gives (Brümmer & du Preez,
-2013).
+"""Pool-adjacent-violators, one pooling at a time, and the oracle LLRs it gives.
+
+Brümmer & du Preez, 2013.
 """
 
 from fractions import Fraction
@@ -8,8 +9,9 @@ import numpy as np
 
 
 def pool_adjacent_violators(totals, weights):
-    """Blocks ``[total, weight, length]`` with increasing means ``total / weight``; whole numbers
-    pool exactly.
+    """Blocks ``[total, weight, length]`` with increasing means ``total / weight``.
+
+    Whole numbers pool exactly.
     """
     blocks = []
     for total, weight in zip(totals, weights, strict=True):
@@ -22,8 +24,9 @@ def pool_adjacent_violators(totals, weights):
 
 
 def isotonic_regression(y, weights=None):
-    """The non-decreasing sequence nearest to ``y`` in weighted least squares: in fractions, and
-    rounded at the end.
+    """The non-decreasing sequence nearest to ``y`` in weighted least squares.
+
+    In fractions, and rounded at the end.
     """
     y, weights = (
         np.asarray(y, dtype=float),

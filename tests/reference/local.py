@@ -6,8 +6,9 @@ from .zebra import logistic_regression, split
 
 
 def standardise(row):
-    """z-scores with the population standard deviation; a constant row says nothing and stays at
-    0.
+    """z-scores with the population standard deviation.
+
+    A constant row says nothing and stays at 0.
     """
     row = np.asarray(row, dtype=float)
     deviation = np.std(row)
@@ -15,8 +16,9 @@ def standardise(row):
 
 
 def local_disclosure(scores, true_index, slope):
-    """LID in bits of every trial: log2(N p_true) with p the softmax of the standardised row times
-    the slope.
+    """LID in bits of every trial.
+
+    Log2(N p_true) with p the softmax of the standardised row times the slope.
     """
     disclosure = []
     for row, true in zip(scores, true_index, strict=True):
@@ -27,8 +29,9 @@ def local_disclosure(scores, true_index, slope):
 
 
 def fit_slope(scores, true_index):
-    """Slope of a logistic regression of target on z, with an offset, both classes weighing the
-    same.
+    """Slope of a logistic regression of target on z, with an offset.
+
+    Both classes weigh the same.
 
     Where a threshold separates the classes, up to rounding, a target joins at the nearest
     non-target and a non-target at the nearest target, moved apart to a hundredth of a standard

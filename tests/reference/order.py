@@ -1,5 +1,6 @@
-"""The canonical order: rows sorted by a hash of their numbers, one number and one bit operation at
-a time.
+"""The canonical order: rows sorted by a hash of their numbers.
+
+One number and one bit operation at a time.
 """
 
 import struct
@@ -37,8 +38,9 @@ def set_hash(rows):
 
 
 def canonical_order(rows, *ties):
-    """Indices of the rows, sorted by their hash; ``ties``, other embeddings of the same rows,
-    decide between equals.
+    """Indices of the rows, sorted by their hash.
+
+    ``ties``, other embeddings of the same rows, decide between equals.
     """
     sides = [np.asarray(side, dtype=float) for side in (rows, *ties)]
     keys = [tuple(row_hash(side[i]) for side in sides) for i in range(len(sides[0]))]

@@ -1,5 +1,6 @@
-"""Somebody among N people, and singling one out, by going through all sets of N that can be
-drawn.
+"""Somebody among N people, and singling one out.
+
+By going through all sets of N that can be drawn.
 """
 
 from itertools import combinations
@@ -10,8 +11,9 @@ from scipy.special import beta as beta_function
 
 
 def rate(scores: np.ndarray, own: int, size: int) -> float:
-    """Mean over all galleries of ``size`` with the own speaker; those tied for the first place
-    share it.
+    """Mean over all galleries of ``size`` with the own speaker.
+
+    Those tied for the first place share it.
     """
     others = [reference for reference in range(len(scores)) if reference != own]
     wins = []
@@ -23,8 +25,9 @@ def rate(scores: np.ndarray, own: int, size: int) -> float:
 
 
 def rate_beyond(alpha: float, beta: float, size: int) -> float:
-    """Chance that none of ``size - 1`` strangers is better, each with a chance p ~ Beta(alpha,
-    beta); by quadrature.
+    """Chance that none of ``size - 1`` strangers is better, by quadrature.
+
+    Each is with a chance p ~ Beta(alpha, beta).
     """
     # In u = p ** alpha the density's pole at 0 is gone.
     integral = quad(
@@ -39,8 +42,9 @@ def rate_beyond(alpha: float, beta: float, size: int) -> float:
 
 
 def rates(scores: np.ndarray, own: np.ndarray, sizes: tuple[int, ...]) -> dict[str, float]:
-    """What the metric returns, of scores ``(P, M)`` and the place ``(P,)`` of each probe's own
-    reference.
+    """What the metric returns of scores ``(P, M)``.
+
+    ``(P,)`` is the place of each probe's own reference.
     """
     values = {
         f"rate_{size}": np.mean([rate(*trial, size) for trial in zip(scores, own, strict=True)])
@@ -54,8 +58,9 @@ def rates(scores: np.ndarray, own: np.ndarray, sizes: tuple[int, ...]) -> dict[s
 
 
 def singling_out(tested: np.ndarray, calibration: list[np.ndarray], own: int, size: int) -> float:
-    """Share of the sets of ``size`` people with the own speaker on which the predicate fires
-    exactly once.
+    """Share of the sets of ``size`` people on which the predicate fires exactly once.
+
+    Each set has the own speaker.
 
     ``tested`` ``(S,)`` are the scores of the tested conversations, ``calibration`` those of every
     speaker's others.

@@ -17,8 +17,9 @@ def likeness(a, b, scoring):
 def reference_scores(
     references, inputs, speakers, is_reference=None, scoring="cosine", order_of=None
 ):
-    """Scores of every input against N references, one per speaker ascending, and the column of the
-    matching one.
+    """Scores of every input against N references, and the column of the matching one.
+
+    One reference per speaker, ascending.
 
     A reference is the mean embedding of its speaker. With ``is_reference`` it is the mean of the
     rows marked there and the other rows are inputs; without, every row is an input and is left out
@@ -97,8 +98,7 @@ LIMIT = 12.0
 
 
 def fit_beta_binomial(histogram):
-    """gamma by maximum likelihood, under the constraint that gamma_1 is the observed share at rank
-    1.
+    """gamma by maximum likelihood, where gamma_1 is the observed share at rank 1.
 
     For each alpha one beta meets the constraint (gamma_1 grows with beta), so one search over alpha
     is left. The constraint is dropped if nothing is at rank 1; if everything is, gamma is that

@@ -1,5 +1,6 @@
-"""Intervals that honour that trials share speakers: speakers drawn and their trials repeated, or
-one left out.
+"""Intervals that honour that trials share speakers.
+
+Speakers drawn and their trials repeated, or one left out.
 """
 
 import numpy as np
@@ -21,8 +22,9 @@ def repeated(preds, target, speakers, times):
 
 
 def standard_errors(preds, target, speakers, edges, keys, replicates, generator):
-    """Standard error of each measure by the bootstrap: speakers drawn with replacement, and all
-    measured again.
+    """Standard error of each measure by the bootstrap.
+
+    Speakers drawn with replacement, and all measured again.
     """
     names = sorted({*speakers[0], *speakers[1]})
     found = []
@@ -46,8 +48,9 @@ def left_out(preds, target, speakers, nobody):
 
 
 def jackknife(value, without, confidence, is_fitted):
-    """Both ends of an interval from the values without each speaker, with Tukey's variance and
-    Quenouille's bias.
+    """Both ends of an interval from the values without each speaker.
+
+    With Tukey's variance and Quenouille's bias.
     """
     number, mean = len(without), np.mean(without)
     error = np.sqrt((number - 1) / number * np.sum((np.array(without) - mean) ** 2))

@@ -1,5 +1,6 @@
-"""Voice similarity matrices and what is read from them (Noé et al., Interspeech 2020 and CSL 2022,
-section 4).
+"""Voice similarity matrices and what is read from them.
+
+Noé et al., Interspeech 2020 and CSL 2022, section 4.
 """
 
 import numpy as np
@@ -32,8 +33,9 @@ def trials(original, protected, speakers, condition):
 
 
 def similarity_matrix(original, protected, speakers, condition, similarity="geometric"):
-    """M of equation 6, speakers ascending, calibrated by PAV with Laplace's rule within its
-    condition.
+    """M of equation 6, speakers ascending.
+
+    Calibrated by PAV with Laplace's rule within its condition.
 
     ``geometric`` is the mean of 2022, ``sigmoid`` the sigmoid of the mean LLR of 2020.
     """
@@ -69,8 +71,9 @@ def mean_of_defined(values):
 
 
 def diagonal_dominance(matrix, log_domain=False):
-    """Equation 8. In the log domain: the mean of -log2 Sim off the diagonal minus that on it, with
-    its sign.
+    """Equation 8. In the log domain.
+
+    The mean of -log2 Sim off the diagonal minus that on it, with its sign.
     """
     values = -np.log2(matrix) if log_domain else matrix
     size = len(values)

@@ -1,5 +1,6 @@
-"""What the trials of one speaker disclose, by the calibration of all, and what that weighs in the
-D_ECE of all.
+"""What the trials of one speaker disclose, by the calibration of all.
+
+And what that weighs in the D_ECE of all.
 """
 
 import numpy as np
@@ -12,7 +13,8 @@ SIDES = {"enrolled": (0,), "probed": (1,), "both": (0, 1)}
 
 
 def speaker_disclosure(preds, target, speakers, side):
-    """For each speaker: the two halves of D_ECE, how many trials each averages, and the worst case;
+    """For each speaker: the two halves of D_ECE, how many trials each averages, and the worst case.
+
     NaN for none.
 
     ``speakers`` ``(2, P)``. In ``both`` a non-target trial belongs to each of its two speakers.
@@ -38,8 +40,9 @@ def largest_means(values, speakers):
 
 
 def rank_bits(scores, true_index):
-    """What the rank of each input discloses by the histogram of all, on average over the ranks it
-    is tied for.
+    """What the rank of each input discloses by the histogram of all.
+
+    On average over the ranks it is tied for.
     """
     histogram = rank_histogram(scores, true_index)
     with np.errstate(divide="ignore"):
@@ -50,8 +53,9 @@ def rank_bits(scores, true_index):
 
 
 def worst_and_spread(preds, target, speakers, side):
-    """Largest D_ECE of a speaker, their place among all, and the standard deviation over all who
-    have one.
+    """Largest D_ECE of a speaker, their place among all, and the standard deviation.
+
+    Over all speakers who have one.
     """
     found = speaker_disclosure(preds, target, speakers, side)
     values = {
@@ -66,8 +70,9 @@ def worst_and_spread(preds, target, speakers, side):
 
 
 def worst_alone(preds, target, speakers):
-    """The largest two-sided D_ECE of one tested speaker's trials, calibrated on these alone; NaN if
-    none has any.
+    """The largest two-sided D_ECE of one tested speaker's trials, calibrated on these alone.
+
+    NaN if none has any.
     """
     values = []
     for name in np.unique(speakers[1]):

@@ -1,5 +1,6 @@
-"""The fused attacker in loops: scores of features given, standardised by fold, weighed by pairs of
-the other folds.
+"""The fused attacker in loops.
+
+Scores of features given, standardised by fold, weighed by pairs of the other folds.
 """
 
 import numpy as np
@@ -25,8 +26,9 @@ def deal(vectors, speakers, most=5):
 
 
 def pairs_by_fold(original, speakers, features):
-    """Of each fold the scores of all features ``(P, A)``, and the kind of each pair: 2 same, 1
-    next, 0 other.
+    """Of each fold the scores of all features ``(P, A)``, and the kind of each pair.
+
+    2 same, 1 next, 0 other.
     """
     dealt, folds = deal(original, speakers)
     scores = [[] for _ in range(folds)]
@@ -70,8 +72,9 @@ def logistic_weights(scores, labels, num_utterances):
 
 
 def fuse(scores, kinds, num_utterances, is_permuted=False):
-    """Fused scores of all folds, and whether each pair is a target: one of a speaker and the next
-    if permuted.
+    """Fused scores of all folds, and whether each pair is a target.
+
+    One of a speaker and the next if permuted.
     """
     num_folds = len(scores)
     fitted_on = num_utterances * (num_folds - 1) // num_folds
@@ -101,8 +104,9 @@ def two_sided(scores, targets):
 
 
 def strongest(original, protected, speakers, further_scores=()):
-    """What StrongestAttack returns for plain comparison and attacks that learn nothing, and need
-    nothing, on OP.
+    """What StrongestAttack returns on OP for plain comparison and attacks that learn nothing.
+
+    And need nothing.
 
     ``further_scores``: functions of an original and a protected embedding, one per attack.
     """

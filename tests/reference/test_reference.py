@@ -1,5 +1,6 @@
-"""The references against numbers that no test of the library holds: exact, published, and worked
-out by hand.
+"""The references against numbers that no test of the library holds.
+
+Exact, published, and worked out by hand.
 """
 
 import numpy as np
@@ -66,8 +67,9 @@ def test_references_exclude_the_input_utterance():
 
 
 def test_slope_by_hand():
-    """Two values of z, sqrt(2) and -1/sqrt(2): 3 targets of 4 and 1 non-target of 8 have the higher
-    one.
+    """Two values of z, sqrt(2) and -1/sqrt(2).
+
+    3 targets of 4 and 1 non-target of 8 have the higher one.
     """
     scores, true_index = np.tile([1.0, 0.0, 0.0], (4, 1)), [0, 0, 0, 1]
     expected = (np.log((3 / 4) / (1 / 8)) - np.log((1 / 4) / (7 / 8))) / (

@@ -35,8 +35,9 @@ def min_cllr(preds, target):
 
 
 def roc(preds, target):
-    """ROC points (false alarm rate, miss rate), the threshold going from below every score to
-    above.
+    """ROC points (false alarm rate, miss rate).
+
+    The threshold goes from below every score to above.
     """
     tar, non = split(preds, target)
     tar, non, thresholds = np.sort(tar), np.sort(non), np.unique(preds)
@@ -64,8 +65,9 @@ def equal_error_rate(preds, target):
 
 
 def raw_equal_error_rate(preds, target):
-    """Where the ROC itself crosses false alarm = miss; in proportion where a tie moves both rates
-    at once.
+    """Where the ROC itself crosses false alarm = miss.
+
+    In proportion where a tie moves both rates at once.
     """
     return crossing(roc(preds, target)) if has_both(target) else np.nan
 
@@ -79,8 +81,9 @@ def crossing(path):
 
 
 def kaldi_equal_error_rate(preds, target):
-    """The share of targets below the first target whose score, as a threshold, errs no more often
-    on non-targets.
+    """The share of targets below Kaldi's threshold.
+
+    That is the first target whose score, as a threshold, errs no more often on non-targets.
     """
     tar, non = split(preds, target)
     for position, threshold in enumerate(sorted(tar)):
@@ -90,8 +93,9 @@ def kaldi_equal_error_rate(preds, target):
 
 
 def min_dcf(preds, target, p_target, c_miss, c_fa):
-    """Least detection cost over all thresholds, relative to deciding by the prior alone (NIST
-    SRE).
+    """Least detection cost over all thresholds, relative to deciding by the prior alone.
+
+    NIST SRE.
     """
     if not has_both(target):
         return np.nan
@@ -103,8 +107,9 @@ def min_dcf(preds, target, p_target, c_miss, c_fa):
 
 
 def tpr_at_fpr(preds, target, fpr):
-    """Share of targets above the threshold that a share ``fpr`` of non-targets exceeds; in
-    proportion within a tie.
+    """Share of targets above the threshold that a share ``fpr`` of non-targets exceeds.
+
+    In proportion within a tie.
 
     NaN where fewer than ten non-targets are expected above it.
     """
@@ -119,8 +124,9 @@ def tpr_at_fpr(preds, target, fpr):
 
 
 def found_among(preds, target, people=100):
-    """How often the speaker of a target is found among ``people``, others drawn at random; NaN
-    below 1,000 of these.
+    """How often the speaker of a target is found among ``people``, others drawn at random.
+
+    NaN below 1,000 of these.
 
     The chance of coming first with k of the others tied, and all of the rest below, is shared by
     lot.
@@ -147,8 +153,9 @@ def turn(a, b, c):
 
 
 def linkability(preds, target):
-    """D_sys with omega = 1, in its sum form (Gómez-Barrero et al., 2018): no trapezoid, which
-    halves the edge bins.
+    """D_sys with omega = 1, in its sum form (Gómez-Barrero et al., 2018).
+
+    No trapezoid, which halves the edge bins.
 
     NaN with fewer than ten targets, or where all scores are equal and a histogram has no width.
     """

@@ -14,8 +14,9 @@ def split(values, target):
 
 
 def z(llr):
-    """Z of equation 13. Near 0, where the closed form cancels, its power series: what is left out
-    is below 1e-16.
+    """Z of equation 13. Near 0, where the closed form cancels, its power series.
+
+    What is left out is below 1e-16.
     """
     if np.isposinf(llr):
         return 0.5
@@ -38,8 +39,9 @@ def tag(l_w):
 
 
 def zebra_disclosure(preds, target):
-    """Expected disclosure of the oracle-calibrated scores, and of the negated ones; worst case with
-    Laplace's rule.
+    """Expected disclosure of the oracle-calibrated scores, and of the negated ones.
+
+    Worst case with Laplace's rule.
     """
     if not has_both(target):
         return dict.fromkeys(("d_ece", "l_w", "tag", "d_ece_reversed"), np.nan)
@@ -65,8 +67,9 @@ TO_END = {"xtol": 1e-14, "rtol": 1e-14}
 
 
 def linear_calibration(preds, target):
-    """Scale and offset that minimise Cllr at prior 0.5: logistic regression, classes weighted
-    equally, no penalty.
+    """Scale and offset that minimise Cllr at prior 0.5.
+
+    Logistic regression, classes weighted equally, no penalty.
 
     NaN where a threshold separates the classes: the scale would grow for ever.
     """
@@ -81,8 +84,9 @@ def linear_calibration(preds, target):
 
 
 def logistic_regression(tar, non):
-    """Scale and offset of least Cllr, by bisection: the offset's condition is monotone, and the
-    scale's given it.
+    """Scale and offset of least Cllr, by bisection.
+
+    The offset's condition is monotone, and the scale's given it.
     """
     largest = max(np.max(np.abs(tar)), np.max(np.abs(non)))
 
@@ -107,8 +111,9 @@ def logistic_regression(tar, non):
 
 
 def isotonic_calibration(preds, target, at):
-    """PAV with Laplace's rule, read between training scores by linear interpolation of the
-    posterior.
+    """PAV with Laplace's rule, read between training scores.
+
+    By linear interpolation of the posterior.
     """
     order, prior = np.argsort(preds), np.log(np.sum(target == 1) / np.sum(target == 0))
     posterior = expit(pav_llr(preds, target, laplace=True) + prior)

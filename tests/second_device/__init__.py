@@ -1,5 +1,6 @@
-"""A second device for tests, `"second"`: no accelerator, but memory of its own, and whoever looks
-at it is counted.
+"""A second device for tests, `"second"`.
+
+No accelerator, but memory of its own, and whoever looks at it is counted.
 
 It stays registered with PyTorch until the process ends; built once by whatever C++ compiler there
 is, in five seconds.

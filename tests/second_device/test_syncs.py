@@ -1,5 +1,6 @@
-"""GPU synchronisations: none in `update`, and in `compute` a number that does not grow with the
-data.
+"""GPU synchronisations: none in `update`.
+
+In `compute` a number that does not grow with the data.
 """
 
 import pytest

@@ -65,8 +65,9 @@ SHARE_STATES = [
 
 
 def checks():
-    """Each check with each of its cases, and the last way the contract tests call it: others differ
-    little here.
+    """Each check with each of its cases, and the last way the contract tests call it.
+
+    Others differ little here.
     """
     for check in (*CHECKS_OF_STATES, *CHECKS_OF_VALUES):
         values = dict(mark.args for mark in check.pytestmark if mark.name == "parametrize")
@@ -100,8 +101,9 @@ def test_tensors_on_two_devices_raise(device):
 
 
 def utterances(device="cpu", *columns):
-    """Five utterances of each of twelve speakers; among the recordings one of each speaker is there
-    twice.
+    """Five utterances of each of twelve speakers.
+
+    Among the recordings one of each speaker is there twice.
     """
     number = torch.arange(60) % 5  # of the utterance
     rows = voices(utterances=5)
