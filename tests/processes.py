@@ -10,7 +10,10 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-METHOD = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
+if "forkserver" in mp.get_all_start_methods():
+    METHOD = "forkserver"
+else:
+    METHOD = "spawn"
 multiprocessing.set_forkserver_preload(
     ["cases", "torch.distributed", "vpmetrics.suite", "vpmetrics.attacks"]
 )

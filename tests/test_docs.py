@@ -20,7 +20,8 @@ from vpmetrics.cli import main
 from vpmetrics.data import demo_voices
 
 ROOT = Path(__file__).parents[1]
-GUIDE, PROJECT = ".github/CONTRIBUTING.md", "pyproject.toml"
+GUIDE = ".github/CONTRIBUTING.md"
+PROJECT = "pyproject.toml"
 PAGES = [
     "README.md",
     "CHANGELOG.md",
@@ -149,7 +150,10 @@ def test_docstrings_are_complete(name):
         return
     # which takes anything
     has_own_init = getattr(thing, "__init__", None) is not torch.nn.Module.__init__
-    parameters = inspect.signature(thing).parameters if has_own_init else {}
+    if has_own_init:
+        parameters = inspect.signature(thing).parameters
+    else:
+        parameters = {}
     assert "\nExample:\n    " in text
     described = set(re.findall(r"^    (\w+):", text, re.MULTILINE))
     assert [parameter for parameter in parameters if parameter not in described] == []

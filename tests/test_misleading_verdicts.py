@@ -6,7 +6,9 @@ import torch
 from vpmetrics import VoicePrivacy
 from vpmetrics.attacks import Centred, Plain, Procrustes, RidgeToOriginal
 
-SPEAKERS, UTTERANCES, WIDTH = 30, 10, 48
+SPEAKERS = 30
+UTTERANCES = 10
+WIDTH = 48
 NAMES = torch.arange(SPEAKERS).repeat_interleave(UTTERANCES)
 ATTACKS = [Plain(), Centred(), RidgeToOriginal(), Procrustes()]
 
@@ -155,7 +157,8 @@ def test_conversations_and_the_worst_speaker_are_those_of_all_encoders():
     weak = other + noise(draw)[:SPEAKERS][NAMES]
     protected = weak + 8 * noise(draw)
     protected[NAMES == 4] = weak[NAMES == 4]
-    first, second = (original, noise(draw)), (weak, protected)
+    first = (original, noise(draw))
+    second = (weak, protected)
     for attacks in (ATTACKS, [Plain()]):
         metric = VoicePrivacy(attacks=attacks)
         metric.update({"a": first[0], "b": second[0]}, {"a": first[1], "b": second[1]}, NAMES)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from reports import Everything, compute
 from samples import UNDEFINED, made_systems, people
+from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
@@ -22,16 +23,18 @@ from vpmetrics.functional import (
 
 def test_a_probe_is_a_conversation_and_a_reference_all_that_is_known():
     _, protected, speakers = people(number=8, each=9, noise=1.5)
-    is_reference, sizes = torch.arange(72) % 9 < 5, (2, 5, 8)
+    is_reference = torch.arange(72) % 9 < 5
+    sizes = (2, 5, 8)
     metric = ReidentificationRate(sizes, conversation=2)
-    known, names = protected[is_reference], speakers[is_reference]
-    unknown, _, others, _ = conversations(
+    probes, _, probe_speakers, _ = conversations(
         protected[~is_reference], None, speakers[~is_reference], 2
     )
-    expected = reidentification_rate(rank_histogram(unknown, others, known, names), sizes)
-    assert_close(
-        compute(metric, None, protected, speakers, is_reference), expected, rtol=0, atol=1e-12
+    histogram = rank_histogram(
+        probes, probe_speakers, protected[is_reference], speakers[is_reference]
     )
+    expected = reidentification_rate(histogram, sizes)
+    value = compute(metric, None, protected, speakers, is_reference)
+    assert_close(value, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
@@ -40,11 +43,10 @@ def test_probes_exclude_reference_utterances(metric, condition):
     # Utterances that say nothing but which they are: only one and the same would be found.
     noise = torch.randn(400, 64, generator=torch.Generator().manual_seed(4))
     found = compute(metric(sizes=(20,), condition=condition), noise, noise, torch.arange(400) // 20)
-    assert (
-        found["rate_20"] < 0.12
-        if metric is ReidentificationRate
-        else found["singling_out_20"] < 0.45
-    )
+    if metric is ReidentificationRate:
+        assert found["rate_20"] < 0.12
+    else:
+        assert found["singling_out_20"] < 0.45
 
 
 def test_probes_exclude_protected_versions_of_references():
@@ -65,17 +67,13 @@ def test_utterances_are_averaged_within_each_session():
     )
     speakers = torch.arange(20).repeat_interleave(12)
     sessions = torch.arange(240) // 6 % 2
-    rows = None, keyed.flatten(0, 2), speakers
-    within, across = (
-        compute(
-            ReidentificationRate((20,), conversation=3, condition=condition),
-            *rows,
-            sessions=sessions,
-        )["rate_20"]
-        for condition in ("within", "across")
-    )
-    assert within == 1
-    assert across < 0.25
+    rate_by_condition = {}
+    for condition in ("within", "across"):
+        metric = ReidentificationRate((20,), conversation=3, condition=condition)
+        values = compute(metric, None, keyed.flatten(0, 2), speakers, sessions=sessions)
+        rate_by_condition[condition] = values["rate_20"]
+    assert rate_by_condition["within"] == 1
+    assert rate_by_condition["across"] < 0.25
 
 
 @pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
@@ -83,16 +81,21 @@ def test_galleries_stay_within_a_group(metric):
     _, protected, speakers = people(number=30, each=8, noise=2.0)
     groups = (torch.arange(240) >= 80).long() * 4
     together = compute(metric(sizes=(5, 10)), None, protected, speakers, groups=groups)
-    apart = [
-        compute(metric(sizes=(5, 10)), None, protected[groups == g], speakers[groups == g])
-        for g in (0, 4)
-    ]
+    values_of_group = {}
+    for group in (0, 4):
+        is_member = groups == group
+        rows = (None, protected[is_member], speakers[is_member])
+        values_of_group[group] = compute(metric(sizes=(5, 10)), *rows)
     for name, value in together.items():
-        one, two = (of[name] for of in apart)
-        expected = (
-            torch.hypot(one / 3, two * 2 / 3) if name.endswith("_error") else (one + 2 * two) / 3
-        )
-        assert_close(value, torch.tensor(10.0).to(value) if name == "gallery" else expected)
+        of_small_group = values_of_group[0][name]
+        of_large_group = values_of_group[4][name]  # twice as many speakers
+        if name == "gallery":
+            expected = torch.tensor(10.0).to(value)
+        elif name.endswith("_error"):
+            expected = torch.hypot(of_small_group / 3, of_large_group * 2 / 3)
+        else:
+            expected = (of_small_group + 2 * of_large_group) / 3
+        assert_close(value, expected)
 
 
 def test_attack_is_applied_before_averaging():
@@ -103,67 +106,66 @@ def test_attack_is_applied_before_averaging():
 
     class Turned:
         def attack(self, original, protected):
-            return original, None if protected is None else (protected - 5) @ turn.T
+            if protected is not None:
+                protected = (protected - 5) @ turn.T
+            return original, protected
 
-    plain, attacked, clear = (
-        compute(
-            ReidentificationRate((12,), 2, condition="OP", attack=attack), original, rows, speakers
-        )["rate_12"]
-        for attack, rows in (
-            (None, original @ turn + 5),
-            (Turned(), original @ turn + 5),
-            (None, original),
-        )
-    )
-    assert plain < 0.4
-    assert attacked >= clear - 0.05 > 0.9
+    def rate(attack, protected):
+        metric = ReidentificationRate((12,), 2, condition="OP", attack=attack)
+        return compute(metric, original, protected, speakers)["rate_12"]
+
+    protected = original @ turn + 5
+    assert rate(None, protected) < 0.4
+    assert rate(Turned(), protected) >= rate(None, original) - 0.05 > 0.9
 
 
 def test_rates_separate_three_systems_of_equal_eer():
-    found = []
+    rates_of_system = []  # by one sentence and by eight
+    isolations_of_system = []
+    speakers = torch.arange(200).repeat_interleave(16).repeat(2)
+    is_reference = torch.arange(6400) < 3200
     for spoken in made_systems().values():
-        first, second = torch.nn.functional.normalize(spoken[:, :, :2].flatten(1, 2), dim=-1)
-        of_pair = torch.arange(200).repeat_interleave(2)
-        assert equal_error_rate(
-            first @ second.T, of_pair[:, None] == of_pair
-        ).item() == pytest.approx(0.325, abs=0.012)
-        rows = (
-            None,
-            spoken.flatten(0, 2),
-            torch.arange(200).repeat_interleave(16).repeat(2),
-            torch.arange(6400) < 3200,
-        )
-        found.append(
-            {
-                metric: [
-                    next(iter(compute(metric((100,), length), *rows).values())) for length in (1, 8)
-                ]
-                for metric in (ReidentificationRate, SinglingOut)
-            }
-        )
-    shared, keyed, noisy = (systems[ReidentificationRate] for systems in found)
+        enrolment, test = normalize(spoken[:, :, :2].flatten(1, 2), dim=-1)
+        names = torch.arange(200).repeat_interleave(2)
+        eer = equal_error_rate(enrolment @ test.T, names[:, None] == names)
+        assert eer.item() == pytest.approx(0.325, abs=0.012)
+        rates = []
+        isolations = []
+        for length in (1, 8):
+            rows = (None, spoken.flatten(0, 2), speakers, is_reference)
+            values = compute(ReidentificationRate((100,), length), *rows)
+            rates.append(values["rate_100"])
+            values = compute(SinglingOut((100,), length), *rows)
+            isolations.append(values["singling_out_100"])
+        rates_of_system.append(rates)
+        isolations_of_system.append(isolations)
+    shared, keyed, noisy = rates_of_system
     # One sentence: half of all people are out; whoever shares a voice or has another key is harder
     # to find, yet a key leaves everybody somebody to stand out as. Eight of them: noise is gone, a
     # key is as good as before.
     assert shared[0] < 0.03 < 0.05 < keyed[0] < 0.15 < 0.35 < noisy[0]
     assert shared[1] < 0.03 < 0.05 < keyed[1] < 0.15 < 0.95 < noisy[1]
-    shared, keyed, noisy = (systems[SinglingOut] for systems in found)
+    shared, keyed, noisy = isolations_of_system
     assert shared[1] < 0.4 < 0.7 < keyed[1] < noisy[1]
 
 
 @pytest.mark.parametrize("sessions", [False, True])
 def test_suite_matches_the_metric_classes(sessions):
-    sizes, (original, protected, speakers) = (5, 20), people(number=20, each=8, noise=1.5)
+    sizes = (5, 20)
+    original, protected, speakers = people(number=20, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
-    rows |= {"sessions": torch.arange(160) // 4 % 2} if sessions else {}
+    conditions = ("OO", "OP", "PP")
+    if sessions:
+        rows["sessions"] = torch.arange(160) // 4 % 2
+        conditions = ("OO", "OP", "PP", "within", "across")
     values = compute(Everything(sizes=sizes), **rows)
-    conditions = ("OO", "OP", "PP", "within", "across") if sessions else ("OO", "OP", "PP")
     assert tuple(values) == scalar_keys(conditions, has_sessions=sessions, sizes=sizes)
     for condition in conditions:
-        for each in (ReidentificationRate, SinglingOut)[
-            : 1 if condition in ("within", "across") else 2
-        ]:
-            for name, value in compute(each(sizes=sizes, condition=condition), **rows).items():
+        metrics = [ReidentificationRate]
+        if condition not in ("within", "across"):
+            metrics.append(SinglingOut)
+        for metric in metrics:
+            for name, value in compute(metric(sizes=sizes, condition=condition), **rows).items():
                 if not name.startswith("chance"):
                     assert_close(values[f"{condition.lower()}_{name}"], value, rtol=0, atol=0)
 

@@ -26,7 +26,8 @@ from vpmetrics.scoring import PLDA
     ],
 )
 def test_named_scores(name, expected):
-    a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[4.0, 3.0], [3.0, 4.0]])
+    a = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    b = torch.tensor([[4.0, 3.0], [3.0, 4.0]])
     scorer = resolve_scoring(name)
     found = scorer.compare(scorer.prepare(a), scorer.prepare(b))
     assert_close(found, torch.tensor(expected, dtype=torch.float32), atol=1e-6, rtol=0)
@@ -35,7 +36,8 @@ def test_named_scores(name, expected):
 @pytest.mark.parametrize("most_pairs", [1 << 22, 0], ids=["exact", "binned"])
 def test_scoring_is_independent_of_requires_grad(most_pairs, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", most_pairs)
-    layer, values = torch.nn.Linear(6, 6, dtype=torch.float64), []
+    layer = torch.nn.Linear(6, 6, dtype=torch.float64)
+    values = []
     for is_trained in (True, False):
         layer.requires_grad_(is_trained)
         scalars = make_report(
@@ -57,14 +59,10 @@ def model():
     mean, voices, noise = torch.randn(18_001, 4, generator=draw, dtype=torch.float64).split(
         [1, 3000, 15_000]
     )
-    voices, noise = (
-        voices @ torch.linalg.cholesky(between).T,
-        noise @ torch.linalg.cholesky(within).T,
-    )
-    rows, speakers = (
-        mean + voices.repeat_interleave(5, 0) + noise,
-        torch.arange(3000).repeat_interleave(5),
-    )
+    voices = voices @ torch.linalg.cholesky(between).T
+    noise = noise @ torch.linalg.cholesky(within).T
+    rows = mean + voices.repeat_interleave(5, 0) + noise
+    speakers = torch.arange(3000).repeat_interleave(5)
     return (mean[0], between, within), rows, PLDA().fit(rows, speakers)
 
 
@@ -79,11 +77,10 @@ def test_plda_is_the_ratio_of_gaussian_densities(model):
     between, within = covariances(plda)
     total = between + within
     pair = torch.cat([torch.cat([total, between], 1), torch.cat([between, total], 1)])
-    joint, alone = (
-        MultivariateNormal(plda.mean.repeat(2), pair),
-        MultivariateNormal(plda.mean, total),
-    )
-    a, b = x[:6], x[3:8]
+    joint = MultivariateNormal(plda.mean.repeat(2), pair)
+    alone = MultivariateNormal(plda.mean, total)
+    a = x[:6]
+    b = x[3:8]
     together = torch.cat([a[:, None].expand(6, 5, 4), b.expand(6, 5, 4)], dim=2)
     expected = joint.log_prob(together) - alone.log_prob(a)[:, None] - alone.log_prob(b)
     assert_close(plda(a, b), expected, atol=1e-8, rtol=1e-8)

@@ -42,7 +42,8 @@ def test_golden_sets(name, similarity):
 
 
 def test_bundled_systems_rank_as_published():
-    voices, value = demo_voices(), {}
+    voices = demo_voices()
+    value = {}
     for name, protected in voices.protected.items():
         oo, op, pp, _ = voice_similarity_matrix(voices.original, protected, voices.speakers)
         value[name] = de_identification(oo, op).item(), voice_distinctiveness(oo, pp).item()
@@ -77,7 +78,8 @@ def test_undefined_ratios():
 
 
 def test_duplicate_utterances_count_once():
-    rows, metric = join(embeddings()), VoiceSimilarityMatrix()
+    rows = join(embeddings())
+    metric = VoiceSimilarityMatrix()
     plain = voice_similarity_matrix(**rows)
     padded = {key: torch.cat([value, value[:25]]) for key, value in rows.items()}
     metric.update(**padded, utterances=torch.cat([torch.arange(150), torch.arange(25)]) * 17 - 300)
@@ -89,12 +91,15 @@ def test_duplicate_utterances_count_once():
 
 
 def test_speaker_missing_on_one_side_is_nan():
-    rows, ids, metric = join(embeddings()), torch.arange(150), VoiceSimilarityMatrix()
+    rows = join(embeddings())
+    ids = torch.arange(150)
+    metric = VoiceSimilarityMatrix()
     original, protected, speakers = rows.values()
     here = speakers != 3
     metric.update(original=original, speakers=speakers, utterances=ids)
     metric.update(protected=protected[here], speakers=speakers[here], utterances=ids[here])
-    value, whole = metric.compute(), voice_similarity_matrix(**rows)
+    value = metric.compute()
+    whole = voice_similarity_matrix(**rows)
     third = value.speakers.tolist().index(3)
     assert value.pp[third].isnan().all()
     assert value.op[:, third].isnan().all()
@@ -155,7 +160,8 @@ def test_nan_embeddings_give_nan(monkeypatch):
 
 
 def test_plot_names_speakers():
-    metric, names = VoiceSimilarityMatrix(), list("abcdefgh")
+    metric = VoiceSimilarityMatrix()
+    names = list("abcdefgh")
     metric.update(**join(embeddings()))
     assert [text.get_text() for text in metric.plot(names=names)[1].get_xticklabels()] == names * 2
     assert {text.get_text() for text in metric.plot(zoo="PP", names=names)[1].texts} >= set(names)

@@ -12,7 +12,8 @@ ORIGINAL, WHO, DRAW = fading_voices(dtype=torch.float32)
 ONE, TWO = ((speaker == WHO)[:, None] for speaker in (0, 1))
 normal = partial(torch.randn, generator=DRAW)
 ROTATED = ORIGINAL @ torch.linalg.qr(normal(48, 48))[0]
-NOISE, PSEUDO_VOICE = normal(400, 48), normal(40, 48)[WHO] + 0.5 * normal(400, 48)
+NOISE = normal(400, 48)
+PSEUDO_VOICE = normal(40, 48)[WHO] + 0.5 * normal(400, 48)
 SWAPPED = torch.where(ONE, ORIGINAL.roll(-10, 0), torch.where(TWO, ORIGINAL.roll(10, 0), ORIGINAL))
 EVERYTHING = (0.45, 0.7214)  # as much as the original speech discloses, or all
 
@@ -49,7 +50,8 @@ def test_verdict_matches_the_expected_level(name):
     protected, (low, high), level, is_exposed = SYSTEMS[name]
     metric = VoicePrivacy(intervals=0.95)
     metric.update(ORIGINAL, protected, WHO)
-    values, headline = metric.compute(), metric.report().headline
+    values = metric.compute()
+    headline = metric.report().headline
     assert low <= values["disclosure"] <= high
     assert values["disclosure_low"] <= values["disclosure"] <= values["disclosure_high"]
     assert headline.level in level

@@ -57,10 +57,12 @@ def test_cllr_gradient():
 
 
 def test_hand_values():
-    preds, target = torch.arange(4.0), torch.tensor([0, 1, 0, 1])
+    preds = torch.arange(4.0)
+    target = torch.tensor([0, 1, 0, 1])
     assert min_cllr(preds, target).item() == pytest.approx(0.5)
     assert equal_error_rate(preds, target).item() == pytest.approx(0.25)
-    preds, target = torch.arange(10.0), torch.arange(10) < 4  # reversed
+    preds = torch.arange(10.0)
+    target = torch.arange(10) < 4  # reversed
     assert min_cllr(preds, target).item() == pytest.approx(1.0)
     assert equal_error_rate(preds, target).item() == pytest.approx(0.5)
 
@@ -84,11 +86,11 @@ def trials(size, levels, seed):
     """Scores of few levels tie often; None for scores that never do."""
     draw = torch.Generator().manual_seed(seed)
     target = torch.arange(size) < torch.randint(1, size, (1,), generator=draw)
-    preds = (
-        torch.randn(size, generator=draw, dtype=torch.float64)
-        + target * torch.rand(1, generator=draw) * 3
-    )
-    return (preds if levels is None else (preds * levels).round()), target
+    noise = torch.randn(size, generator=draw, dtype=torch.float64)
+    preds = noise + target * torch.rand(1, generator=draw) * 3
+    if levels is not None:
+        preds = (preds * levels).round()
+    return preds, target
 
 
 @pytest.mark.parametrize("levels", [None, 0.5, 2, 10])
@@ -145,12 +147,11 @@ def test_linkability_is_invariant_to_shift_and_scale():
 
 
 def test_trapezoid_rule_of_the_challenges_underestimates_linkability():
-    preds, target = (
-        torch.cat([torch.arange(300.0), torch.arange(100.0, 400.0)]),
-        torch.arange(600) >= 300,
-    )
+    preds = torch.cat([torch.arange(300.0), torch.arange(100.0, 400.0)])
+    target = torch.arange(600) >= 300
     edges = np.linspace(0, 399, 300 // 10 + 1)
-    p, q = (np.histogram(preds[target == k], edges)[0] / 300 for k in (1, 0))
+    p = np.histogram(preds[target], edges)[0] / 300
+    q = np.histogram(preds[~target], edges)[0] / 300
     link = p * np.where(p > q, (p - q) / np.maximum(p + q, 1e-300), 0)
     assert linkability(preds, target).item() == pytest.approx(link.sum(), abs=1e-6)
     trapezoid = (link[1:] + link[:-1]).sum() / 2

@@ -28,10 +28,8 @@ from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disc
 def test_golden_sets(name):
     *trials, expected = score_set(name)
     trials = [torch.from_numpy(side) for side in trials]
-    value, profile = (
-        zebra_disclosure(*trials),
-        ece_profile(*trials, torch.from_numpy(PRIOR_LOG_ODDS)),
-    )
+    value = zebra_disclosure(*trials)
+    profile = ece_profile(*trials, torch.from_numpy(PRIOR_LOG_ODDS))
     for key in ("d_ece", "l_w", "tag"):
         assert value[key].item() == pytest.approx(expected[key], abs=1e-9)
     assert_close(profile.prior.numpy(), PRIOR_ENTROPY, atol=1e-9, rtol=0)
@@ -81,7 +79,9 @@ def test_hand_values():
     value = zebra_disclosure(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1]))
     assert value["d_ece"].item() == pytest.approx(0.25 / math.log(2), abs=1e-7)
     assert value["l_w"].item() == pytest.approx(math.log10(2), abs=1e-7)
-    tied, separated, one_of_four = torch.zeros(4), torch.arange(4.0), torch.tensor([0, 0, 0, 1])
+    tied = torch.zeros(4)
+    separated = torch.arange(4.0)
+    one_of_four = torch.tensor([0, 0, 0, 1])
     top = 1 / (2 * math.log(2))
     assert zebra_disclosure(tied, one_of_four)["d_ece"] == 0
     assert zebra_disclosure(separated, one_of_four)["d_ece"].item() == pytest.approx(top)
@@ -105,18 +105,16 @@ def test_d_ece_term_is_the_integral_over_the_prior():
 
 
 def test_infinite_scores_are_ordered():
-    preds, target = (
-        torch.tensor([-math.inf, 0.0, math.inf, -math.inf, 1.0, math.inf]),
-        torch.arange(6) > 2,
-    )
+    preds = torch.tensor([-math.inf, 0.0, math.inf, -math.inf, 1.0, math.inf])
+    target = torch.arange(6) > 2
     ordered = torch.tensor([0.0, 1.0, 3.0, 0.0, 2.0, 3.0])
     assert_close(zebra_disclosure(preds, target), zebra_disclosure(ordered, target))
     preds, target = gaussians(50, 500)
-    preds[0], preds[60], preds[70] = math.inf, -math.inf, math.inf
-    value, squeezed = (
-        calibration_distortion(scores, target, scores, target, "isotonic")
-        for scores in (preds, torch.atan(preds))
-    )
+    preds[torch.tensor([0, 70])] = math.inf
+    preds[60] = -math.inf
+    value = calibration_distortion(preds, target, preds, target, "isotonic")
+    finite = torch.atan(preds)
+    squeezed = calibration_distortion(finite, target, finite, target, "isotonic")
     assert value.item() == pytest.approx(squeezed.item())
 
 
@@ -142,17 +140,23 @@ def test_unvalidated_nan_scores_give_nan(thresholds):
 @pytest.mark.parametrize("metric", [ZebraDisclosure, MinCllr, EqualErrorRate])
 def test_histograms_bound_the_exact_value(metric, options):
     preds, target = gaussians(2_000, 50_000)
-    exact, binned = metric(), metric(**options)
+    exact = metric()
+    binned = metric(**options)
     # The magnitude grows from batch to batch, so a learnt range has to widen.
-    for part in preds.abs().argsort().split(9_000):
-        exact.update(preds[part], target[part])
-        binned.update(preds[part], target[part])
+    for batch in preds.abs().argsort().split(9_000):
+        exact.update(preds[batch], target[batch])
+        binned.update(preds[batch], target[batch])
     values = [exact.compute(), binned.compute(), binned.error_bound(), exact.error_bound()]
-    keys, sign = (("d_ece", "d_ece_reversed"), 1) if metric is ZebraDisclosure else (("value",), -1)
-    for key in keys:
-        truth, value, bound, none = values if key == "value" else (each[key] for each in values)
+    if metric is ZebraDisclosure:
+        sign = 1
+        keys = ("d_ece", "d_ece_reversed")
+        values_by_key = [[numbers[key] for numbers in values] for key in keys]
+    else:
+        sign = -1
+        values_by_key = [values]
+    for truth, value, bound, no_bound in values_by_key:
         assert -1e-6 <= sign * (truth - value) <= bound + 1e-6
-        assert none == 0 <= bound < 0.02
+        assert no_bound == 0 <= bound < 0.02
     assert sum(state.numel() for state in binned.metric_state.values()) < 2 * 4096 + 4200
 
 
@@ -160,47 +164,39 @@ def test_histograms_of_scores_of_any_scale():
     preds, target = gaussians(500, 5_000)
     for scale in (0.0, 1e-300, 1e-30, 1e30, 1e300):
         metric = ZebraDisclosure(thresholds=4096)
-        for part in torch.arange(5_500).split(1_000):
-            metric.update(preds[part] * scale, target[part])
-        value, bound = metric.compute()["d_ece"], metric.error_bound()["d_ece"]
+        for batch in torch.arange(5_500).split(1_000):
+            metric.update(preds[batch] * scale, target[batch])
+        value = metric.compute()["d_ece"]
+        bound = metric.error_bound()["d_ece"]
         assert (
             value - 1e-6 <= zebra_disclosure(preds * scale, target)["d_ece"] <= value + bound + 1e-6
         )
         assert bound < 0.02 or scale == 0  # one bin cannot tell equal scores from ordered ones
-    preds, target = (
-        torch.tensor([-math.inf, -50.0, 0.25, 0.5, 50.0, math.inf]),
-        torch.tensor([0, 0, 1, 0, 1, 1]),
-    )
+    preds = torch.tensor([-math.inf, -50.0, 0.25, 0.5, 50.0, math.inf])
+    target = torch.tensor([0, 0, 1, 0, 1, 1])
     for options in ({"thresholds": 1024}, {"thresholds": 64, "score_range": (-1, 1)}):
         value = ZebraDisclosure(**options)(preds, target)
         assert_close(value["d_ece"], zebra_disclosure(preds, target)["d_ece"])
 
 
+def legend_texts(figure_and_axes):
+    _, ax = figure_and_axes
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
 def test_plot_labels_systems_and_calibrations():
     preds, target = gaussians(2_000, 2_000)
-    metric, zebra = CalibrationDistortion(), ZebraDisclosure()
+    metric = CalibrationDistortion()
+    zebra = ZebraDisclosure()
     value = zebra(preds, target)
     for run in (0, 1):
         metric.update(10 * preds, target, run=run)
-    both, profile, labelled = (
-        [text.get_text() for text in ax.get_legend().get_texts()]
-        for _, ax in (
-            metric.plot(ax=metric.plot(kind="raw")[1]),
-            metric.plot(kind="profile"),
-            zebra.plot(label="B2"),
-        )
-    )
-    assert both == ["calibrated", "scores", "linear"]
-    assert [label.split()[0] for label in profile] == [
-        "perfect",
-        "learnt",
-        "attacked",
-        "linear",
-        "isotonic",
-    ]
-    assert (
-        labelled[1] == f"B2 ({value['d_ece']:.3f}, {value['l_w']:.2f}, {zebra_tag(value['l_w'])})"
-    )
+    _, raw_axes = metric.plot(kind="raw")
+    assert legend_texts(metric.plot(ax=raw_axes)) == ["calibrated", "scores", "linear"]
+    first_words = [label.split()[0] for label in legend_texts(metric.plot(kind="profile"))]
+    assert first_words == ["perfect", "learnt", "attacked", "linear", "isotonic"]
+    numbers = f"{value['d_ece']:.3f}, {value['l_w']:.2f}, {zebra_tag(value['l_w'])}"
+    assert legend_texts(zebra.plot(label="B2"))[1] == f"B2 ({numbers})"
     with pytest.raises(ValueError, match="Expected `kind` to be one of"):
         metric.plot(kind="oracle")
 
@@ -209,22 +205,22 @@ def test_plot_labels_systems_and_calibrations():
 def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
     for seed in range(10):
         draw = torch.Generator().manual_seed(seed)
-        preds, target = torch.randn(60, generator=draw, dtype=torch.float64), torch.arange(60) < 15
+        preds = torch.randn(60, generator=draw, dtype=torch.float64)
+        target = torch.arange(60) < 15
         preds = preds.abs() * torch.where(target, 3, -3)
-        preds[0], preds[20] = -overlap / 2, overlap / 2
-        at_0, at_1 = fit_linear_map(7 + preds / 100, target)(
-            torch.tensor([0.0, 1.0], dtype=torch.float64)
-        )
-        fitted = at_1 - at_0, at_0
+        preds[0] = -overlap / 2
+        preds[20] = overlap / 2
+        linear_map = fit_linear_map(7 + preds / 100, target)
+        at_0, at_1 = linear_map(torch.tensor([0.0, 1.0], dtype=torch.float64))
+        fitted = (at_1 - at_0, at_0)
         expected = reference.zebra.linear_calibration((7 + preds / 100).numpy(), target.numpy())
         # An overlap of 1e-8 around 7 is itself known to seven digits.
         assert [value.item() for value in fitted] == pytest.approx(expected, rel=1e-6)
 
 
 def test_worst_case_disclosure_grows_with_the_number_of_trials():
-    small, large = (
-        zebra_disclosure(*gaussians(n, 10 * n, distance=2.0))["l_w"] for n in (100, 10_000)
-    )
+    small = zebra_disclosure(*gaussians(100, 1_000, distance=2.0))["l_w"]
+    large = zebra_disclosure(*gaussians(10_000, 100_000, distance=2.0))["l_w"]
     assert large > small + 0.5
     assert zebra_tag(zebra_disclosure(torch.zeros(1000), torch.arange(1000) < 20)["l_w"]) == "A"
     assert zebra_tag(zebra_disclosure(torch.zeros(40), torch.arange(40) < 20)["l_w"]) == "0"
