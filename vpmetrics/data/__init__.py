@@ -119,12 +119,10 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         check_whole_number("speakers_per_batch", speakers_per_batch, least=2)
         check_whole_number("utterances", utterances, least=2)
         check_whole_number("seed", seed, least=0)
-        self.speakers_per_batch, self.utterances, self.seed, self.epoch = (
-            speakers_per_batch,
-            utterances,
-            seed,
-            0,
-        )
+        self.speakers_per_batch = speakers_per_batch
+        self.utterances = utterances
+        self.seed = seed
+        self.epoch = 0
         _, self._speaker_index, counts = labels.cpu().unique(
             return_inverse=True, return_counts=True
         )
@@ -166,14 +164,15 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         rows = shuffled[self._speaker_index[shuffled].argsort(stable=True)]
         speaker = self._speaker_index[rows]
         counts = torch.bincount(speaker)
-        place = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[speaker]
-        is_kept = place // self.utterances < self._speaker_chunks[speaker]
+        first_row = counts.cumsum(0) - counts
+        position = torch.arange(len(rows)) - first_row[speaker]  # within the speaker
+        is_kept = position // self.utterances < self._speaker_chunks[speaker]
         sizes = counts.clamp(max=self.utterances).repeat_interleave(self._speaker_chunks)
         chunks = torch.split(rows[is_kept], sizes.tolist())
         # The index of each chunk of each batch.
         remaining = self._speaker_chunks.clone()
-        first = remaining.cumsum(0) - remaining
-        batches = []
+        first_chunk = remaining.cumsum(0) - remaining
+        chunks_of_batch: list[list[int]] = []
         for _ in range(self._count_total_batches()):
             # The fraction breaks ties among speakers with equally many remaining chunks at random.
             priority = remaining + torch.rand(
@@ -181,21 +180,19 @@ class SpeakerBatchSampler(Sampler[list[int]]):
             )
             chosen = priority.topk(self.speakers_per_batch).indices
             remaining[chosen] -= 1
-            batches.append((first[chosen] + remaining[chosen]).tolist())
-        order = torch.randperm(len(batches), generator=generator).tolist()
-        for number in processes.share(order)[: len(self)]:
-            yield torch.cat([chunks[chunk] for chunk in batches[number]]).tolist()
+            chunks_of_batch.append((first_chunk[chosen] + remaining[chosen]).tolist())
+        order = torch.randperm(len(chunks_of_batch), generator=generator).tolist()
+        for batch in processes.share(order)[: len(self)]:
+            yield torch.cat([chunks[chunk] for chunk in chunks_of_batch[batch]]).tolist()
 
     def _count_total_batches(self) -> int:
         """Return how many batches all processes can fill in an epoch, with at most one chunk of a
         speaker in each.
         """
 
-        def lacks_chunks(batches: int) -> bool:
-            return (
-                int(self._speaker_chunks.clamp(max=batches).sum())
-                < batches * self.speakers_per_batch
-            )
+        def lacks_chunks(num_batches: int) -> bool:
+            num_chunks = int(self._speaker_chunks.clamp(max=num_batches).sum())
+            return num_chunks < num_batches * self.speakers_per_batch
 
         most = int(self._speaker_chunks.sum()) // self.speakers_per_batch
         return bisect_left(range(1, most + 1), True, key=lacks_chunks)

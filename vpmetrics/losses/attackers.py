@@ -40,8 +40,8 @@ class Covariances(NamedTuple):
     num_pairs: Tensor
     first_mean: Tensor
     second_mean: Tensor
-    first: Tensor
-    second: Tensor
+    of_first: Tensor
+    of_second: Tensor
     cross: Tensor  # of the second side (rows) with the first (columns)
 
 
@@ -61,14 +61,13 @@ class RunningMoments(nn.Module):
         if not (self.training and torch.is_grad_enabled() and second.requires_grad):
             return
         batch = _measure_moments(first, second)
-        old = (
-            torch.zeros_like(batch)
-            if self.moments is None or self.moments.shape != batch.shape
-            else self.moments
-        )
+        if self.moments is None or self.moments.shape != batch.shape:
+            past = torch.zeros_like(batch)
+        else:
+            past = self.moments
         # A batch with NaN shows in the loss. It must not stay in the moments for ever.
         self.moments = torch.where(
-            batch.isfinite().all(), _DECAY * old.to(batch) + batch, old.to(batch)
+            batch.isfinite().all(), _DECAY * past.to(batch) + batch, past.to(batch)
         )
 
     def compute_covariances(self, width: int, device: torch.device) -> Covariances | None:
@@ -86,10 +85,11 @@ def attack_with_past_batches(
     """Return original rows whitened, and predicted from protected rows; no trials before many
     batches have passed.
     """
-    is_counted = (past.num_pairs >= _MIN_BATCHES * len(protected)).expand(
-        len(protected), len(protected)
-    )
-    return *_whiten_and_predict_original(past, original, protected, _RIDGE), is_counted
+    num_rows = len(protected)
+    has_many_batches = past.num_pairs >= _MIN_BATCHES * num_rows
+    is_counted = has_many_batches.expand(num_rows, num_rows)
+    whitened, predicted = _whiten_and_predict_original(past, original, protected, _RIDGE)
+    return whitened, predicted, is_counted
 
 
 def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> SidesAndTrialMask:
@@ -98,19 +98,27 @@ def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) ->
     """
     # The half of a speaker follows from embeddings, not from labels or row order.
     rows = widen(original.detach())
-    is_same = match_labels(speakers).to(rows)
-    size = is_same.sum(1)
-    place = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
-    key = is_same @ (rows @ place.cos()) / size
-    is_first = ((key < key[:, None]) / size).sum(1).round().long() % 2 == 0
-    halves = []
-    for is_fitted_on in (~is_first, is_first):
-        covariances = _covariances_from_moments(_measure_moments(original, protected, is_fitted_on))
-        halves.append(_whiten_and_predict_original(covariances, original, protected, _BATCH_RIDGE))
-    whitened, predicted = (
-        torch.where(is_first[:, None], a, b) for a, b in zip(*halves, strict=True)
-    )
-    return whitened, predicted, match_labels(is_first)
+    is_same_speaker = match_labels(speakers).to(rows)
+    num_rows_of_speaker = is_same_speaker.sum(1)
+    column = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
+    speaker_key = is_same_speaker @ (rows @ column.cos()) / num_rows_of_speaker
+    # Every row of a speaker counts as a share of that speaker.
+    is_lower = speaker_key < speaker_key[:, None]
+    speaker_rank = (is_lower / num_rows_of_speaker).sum(1).round().long()
+    is_even = speaker_rank % 2 == 0
+    by_odd = _fit_on_rows(original, protected, ~is_even)
+    by_even = _fit_on_rows(original, protected, is_even)
+    whitened = torch.where(is_even[:, None], by_odd[0], by_even[0])
+    predicted = torch.where(is_even[:, None], by_odd[1], by_even[1])
+    return whitened, predicted, match_labels(is_even)
+
+
+def _fit_on_rows(
+    original: Tensor, protected: Tensor, is_fitted_on: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return all rows whitened, and predicted, as fitted on some rows of a batch."""
+    covariances = _covariances_from_moments(_measure_moments(original, protected, is_fitted_on))
+    return _whiten_and_predict_original(covariances, original, protected, _BATCH_RIDGE)
 
 
 def subtract_speaker_session_means(protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
@@ -135,12 +143,11 @@ def within_session_variance_share(
     variance everywhere would lower the loss. So a batch enters as the derivative
     :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`: stretching a direction changes nothing.
     """
-    root = _factorise_with_ridge(past.second, _SESSION_RIDGE)
-    within, rows = (
-        solve_lower(root, side)
-        for side in (session_deviations, widen(protected) - past.second_mean)
-    )
-    total = (rows @ solve_lower(root, solve_lower(root, past.first).T) * rows).mean()
+    root = _factorise_with_ridge(past.of_second, _SESSION_RIDGE)
+    within = solve_lower(root, session_deviations)
+    rows = solve_lower(root, widen(protected) - past.second_mean)
+    whitened_within = solve_lower(root, solve_lower(root, past.of_first).T)
+    total = (rows @ whitened_within * rows).mean()
     share = within.square().mean() - (total - total.detach())
     return torch.where(past.num_pairs >= _MIN_BATCHES * len(protected), share, 1)
 
@@ -150,7 +157,9 @@ def _measure_moments(first: Tensor, second: Tensor, weights: Tensor | None = Non
     products at once.
     """
     rows = pad(torch.cat([widen(first.detach()), widen(second.detach())], dim=1), (1, 0), value=1.0)
-    return rows.T @ (rows if weights is None else rows * weights[:, None])
+    if weights is None:
+        return rows.T @ rows
+    return rows.T @ (rows * weights[:, None])
 
 
 def _covariances_from_moments(moments: Tensor) -> Covariances:
@@ -158,8 +167,14 @@ def _covariances_from_moments(moments: Tensor) -> Covariances:
     count = moments[0, 0].clamp(min=1)
     mean = moments[0, 1:] / count
     square = moments[1:, 1:] / count - mean[:, None] * mean
-    first, second, cross = square[:width, :width], square[width:, width:], square[width:, :width]
-    return Covariances(moments[0, 0], mean[:width], mean[width:], first, second, cross)
+    return Covariances(
+        num_pairs=moments[0, 0],
+        first_mean=mean[:width],
+        second_mean=mean[width:],
+        of_first=square[:width, :width],
+        of_second=square[width:, width:],
+        cross=square[width:, :width],
+    )
 
 
 def _whiten_and_predict_original(
@@ -168,9 +183,9 @@ def _whiten_and_predict_original(
     """Return original rows whitened, and predicted from protected rows by ridge regression, ``(B,
     D)`` each.
     """
-    root = _factorise_with_ridge(fitted.first, _ORIGINAL_RIDGE)
+    root = _factorise_with_ridge(fitted.of_first, _ORIGINAL_RIDGE)
     cross = solve_lower(root, fitted.cross)
-    weights = torch.cholesky_solve(cross, _factorise_with_ridge(fitted.second, ridge))
+    weights = torch.cholesky_solve(cross, _factorise_with_ridge(fitted.of_second, ridge))
     predicted = (protected - fitted.second_mean.to(protected)) @ weights.to(protected)
     return solve_lower(root, original - fitted.first_mean.to(original)), predicted
 

@@ -168,8 +168,8 @@ class DisclosureLoss(EmbeddingLoss):
             self.past_pairs.observe_if_training(original, protected)
         scores = []
         is_counted = []
-        for first, second, is_trial in attacked:
-            scores.append(cosines(first, second))
+        for enrolment, test, is_trial in attacked:
+            scores.append(cosines(enrolment, test))
             is_counted.append(is_trial)
         return torch.stack(scores), torch.stack(is_counted)
 

@@ -95,12 +95,11 @@ class EmbeddingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print``."""
-        settings = {
-            name: value
-            for name, value in vars(self).items()
-            if name[0] != "_" and name != "training"
-        }
-        return ", ".join(f"{name}={value}" for name, value in settings.items())
+        settings: list[str] = []
+        for name, value in vars(self).items():
+            if name[0] != "_" and name != "training":
+                settings.append(f"{name}={value}")
+        return ", ".join(settings)
 
     def _warn_of_useless_batches(self, speakers: Tensor) -> None:
         """Warn once; a GPU sync is forced in the first, second, fourth, ... batch only."""
@@ -110,10 +109,8 @@ class EmbeddingLoss(nn.Module):
         is_useless = (is_same.sum() == len(speakers)) | is_same.all()
         self._useless_batches = self._useless_batches.to(speakers.device) + is_useless
         self._batches += 1
-        if (
-            self._batches & (self._batches - 1) == 0
-            and 10 * int(self._useless_batches) >= self._batches
-        ):
+        is_power_of_two = self._batches & (self._batches - 1) == 0
+        if is_power_of_two and 10 * int(self._useless_batches) >= self._batches:
             self._has_warned = True
             rank_zero_warn(
                 f"{int(self._useless_batches)} of {self._batches} batches so far had no two"
@@ -232,7 +229,10 @@ def _smooth_disclosures(
         # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient
         # through `where`.
         count = torch.where(is_defined[:, None], soft_count, 1)
-        directions.append(torch.stack([count, count.flip(-1)] if is_two_sided else [count]))
+        counts_by_sign = [count]
+        if is_two_sided:
+            counts_by_sign.append(count.flip(-1))
+        directions.append(torch.stack(counts_by_sign))
     return expected_disclosure(Steps(grid.points[..., 1:], *directions))
 
 

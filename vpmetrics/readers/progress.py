@@ -36,7 +36,8 @@ def show_progress(text: str, total: float | None = None) -> Iterator[SetDone]:
 
     The yielded function takes how much of ``total`` is done so far.
     """
-    console, text = Console(stderr=True), shorten(printable(text))
+    console = Console(stderr=True)
+    text = shorten(printable(text))
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -53,8 +54,11 @@ def show_progress(text: str, total: float | None = None) -> Iterator[SetDone]:
             nonlocal last
             bar.update(task, completed=done)
             if not console.is_terminal and time.monotonic() - last > _SECONDS_BETWEEN_LINES:
-                last, state = time.monotonic(), bar.tasks[0]
-                left = f", {state.time_remaining:.0f} s left" if state.time_remaining else ""
-                print(f"{text}: {state.percentage:.0f}%{left}", file=sys.stderr, flush=True)
+                last = time.monotonic()
+                state = bar.tasks[0]
+                line = f"{text}: {state.percentage:.0f}%"
+                if state.time_remaining:
+                    line += f", {state.time_remaining:.0f} s left"
+                print(line, file=sys.stderr, flush=True)
 
         yield set_done

@@ -152,9 +152,10 @@ def read_score_matrix(
     member = ""
     lists: dict[str, list[str]] = {}
     try:
+        sidecar = _find_sidecar(path)
         if format_suffix(path) == "npz":
             member, lists = _read_archived_lists(path)
-        elif (sidecar := _find_sidecar(path)) is not None:
+        elif sidecar is not None:
             lists = _read_sidecar(sidecar)
         with _open_matrix(path, member) as file:
             header = _read_header(file, path)
@@ -338,9 +339,10 @@ def evaluate_score_matrices(
     else:
         scores = {condition: _count_scores(matrix) for condition, matrix in matrices.items()}
         report = report_condition_scores(scores)
-        speakers = tuple(
-            sorted({name for matrix in matrices.values() for name in matrix.column_speakers})
-        )
+        tested: set[str] = set()
+        for matrix in matrices.values():
+            tested.update(matrix.column_speakers)
+        speakers = tuple(sorted(tested))
         if confidence:
             notes.append(
                 f"No intervals: the matrix has {max(sizes):,} scores, more than {_FEW_TRIALS:,}."
@@ -380,21 +382,18 @@ def _collect_trials(
     matrices: Mapping[str, ScoreMatrix],
 ) -> tuple[dict[str, ScoredTrials], tuple[str, ...]]:
     """Return every trial of small matrices, and the names of speakers."""
-    every_speaker = {
-        name
-        for matrix in matrices.values()
-        for name in (*matrix.row_speakers, *matrix.column_speakers)
-    }
+    every_speaker: set[str] = set()
+    for matrix in matrices.values():
+        every_speaker.update(matrix.row_speakers, matrix.column_speakers)
     names = tuple(sorted(every_speaker))
-    number_of = {name: number for number, name in enumerate(names)}
+    index_of = {name: index for index, name in enumerate(names)}
     trials: dict[str, ScoredTrials] = {}
     for condition, matrix in matrices.items():
-        row_speaker = torch.tensor([number_of[name] for name in matrix.row_speakers])
-        column_speaker = torch.tensor([number_of[name] for name in matrix.column_speakers])
+        row_speaker = torch.tensor([index_of[name] for name in matrix.row_speakers])
+        column_speaker = torch.tensor([index_of[name] for name in matrix.column_speakers])
         scores = torch.cat([scores for _, scores in matrix.blocks()])
-        speakers = torch.stack(torch.meshgrid(row_speaker, column_speaker, indexing="ij")).flatten(
-            1
-        )
+        sides = torch.meshgrid(row_speaker, column_speaker, indexing="ij")
+        speakers = torch.stack(sides).flatten(1)
         trials[condition] = ScoredTrials(scores.flatten(), speakers[0] == speakers[1], speakers)
     return trials, names
 
