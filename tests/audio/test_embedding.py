@@ -26,7 +26,8 @@ from vpmetrics.audio import (
 class Counting(torch.nn.Module):
     """An encoder that remembers the shapes of its batches."""
 
-    sample_rate, shapes = 16000, ()
+    sample_rate = 16000
+    shapes = ()
 
     def forward(self, waveforms, lengths):
         self.shapes += (tuple(waveforms.shape),)
@@ -39,7 +40,8 @@ class Counting(torch.nn.Module):
 def folder(tmp_path):
     """Three speakers, recordings of unlike length and sample rate."""
     for number in range(12):
-        rate, speaker = (8000, 16000, 44100)[number % 3], f"p{number % 3}"
+        rate = (8000, 16000, 44100)[number % 3]
+        speaker = f"p{number % 3}"
         samples = noise(0.2 + 0.1 * (number * 5 % 12), rate, seed=number)
         write(tmp_path / "wavs" / speaker / f"{speaker}_{number}.wav", samples, rate)
     return tmp_path / "wavs"
@@ -138,7 +140,8 @@ def test_a_run_that_is_interrupted_goes_on(folder, counting, tmp_path, monkeypat
 
 
 def test_two_runs_at_once_keep_the_rows_of_both(folder, counting, tmp_path):
-    cache, items = tmp_path / "cache", list_recordings(folder).items
+    cache = tmp_path / "cache"
+    items = list_recordings(folder).items
 
     def run_another(done, _, __):
         if done == 6:

@@ -339,7 +339,9 @@ def write_onnx(path: Path, network: Pooled, lengths: str | None, batch: int | st
     """The small network by hand: convolution, mask if there are lengths, mean."""
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
-    helper, floating, integer = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    helper = onnx.helper
+    floating = onnx.TensorProto.FLOAT
+    integer = onnx.TensorProto.INT64
     weights = {"w": network.convolution.weight, "b": network.convolution.bias}
     constants = [
         onnx.numpy_helper.from_array(value.detach().numpy(), name)
@@ -542,7 +544,8 @@ def test_waveforms_and_lengths_are_checked(waveforms, lengths, error, message):
 
 @needs_weights
 def test_audio_of_another_rate_is_resampled():
-    encoder, inner = as_encoder("resemblyzer", sample_rate=24000), load_encoder("resemblyzer")
+    encoder = as_encoder("resemblyzer", sample_rate=24000)
+    inner = load_encoder("resemblyzer")
     audio = 0.1 * torch.randn(2, 36000, generator=torch.Generator().manual_seed(0))
     assert (encoder.sample_rate, encoder.name, encoder.is_weak) == (24000, "resemblyzer", True)
     torch.testing.assert_close(encoder(audio), inner(resample(audio, 24000, 16000)))
@@ -555,8 +558,6 @@ def test_audio_of_another_rate_is_resampled():
 
 
 def test_as_encoder_accepts_modules_for_other_input():
-    encoder, spectrograms = (
-        as_encoder(lambda rows: (torch.stack(list(rows)).mean(-1), "more")),
-        torch.ones(4, 3, 16),
-    )
+    encoder = as_encoder(lambda rows: (torch.stack(list(rows)).mean(-1), "more"))
+    spectrograms = torch.ones(4, 3, 16)
     assert encoder(spectrograms).shape == encoder(list(spectrograms)).shape == (4, 3)

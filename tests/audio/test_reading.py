@@ -23,7 +23,8 @@ def test_resampling_keeps_tones_at_their_phase(rate):
     both ends.
     """
     draw = np.random.default_rng(rate)
-    pitches, phases = draw.uniform(50, 0.45 * min(rate, 16000), 12), draw.uniform(0, 6, 12)
+    pitches = draw.uniform(50, 0.45 * min(rate, 16000), 12)
+    phases = draw.uniform(0, 6, 12)
 
     def sound(seconds):
         tones = np.sin(2 * np.pi * pitches[:, None] * seconds + phases[:, None]).mean(0)
@@ -63,7 +64,8 @@ def test_formats_hold_the_same_sound(tmp_path, ending):
     ("subtype", "atol"), [("PCM_U8", 1 / 128), ("PCM_24", 2**-22), ("FLOAT", 1e-7)]
 )
 def test_samples_of_any_width_are_averaged_over_channels(tmp_path, subtype, atol):
-    left, right = noise(0.5, seed=1), noise(0.5, seed=2)
+    left = noise(0.5, seed=1)
+    right = noise(0.5, seed=2)
     for samples, expected in ((left, left), (np.stack([left, right], 1), (left + right) / 2)):
         write(tmp_path / "a.wav", samples, subtype=subtype)
         assert np.allclose(read_audio(tmp_path / "a.wav", 16000), expected, atol=atol)

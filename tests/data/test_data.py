@@ -76,7 +76,8 @@ def test_batches_hold_equally_many_utterances_of_speakers_with_names(convert):
 @pytest.mark.parametrize("processes", [2, 3])
 def test_processes_share_an_epoch_in_equal_parts(monkeypatch, processes):
     speakers = torch.arange(400) % 20
-    every_batch, shares = draw_batches(speakers), []
+    every_batch = draw_batches(speakers)
+    shares = []
     for process in range(processes):
         as_process(monkeypatch, process, processes)
         shares.append(draw_batches(speakers))
@@ -96,7 +97,8 @@ def test_a_trainer_sets_the_epoch(pl):
     class Module(pl.LightningModule):
         def __init__(self):
             super().__init__()
-            self.weight, self.seen = torch.nn.Parameter(torch.zeros(())), []
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+            self.seen = []
 
         def training_step(self, batch):
             self.seen.append((self.current_epoch, batch[0].tolist()))
@@ -105,7 +107,8 @@ def test_a_trainer_sets_the_epoch(pl):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    speakers, module = torch.arange(60) % 6, Module()
+    speakers = torch.arange(60) % 6
+    module = Module()
     loader = DataLoader(
         TensorDataset(torch.arange(60)), batch_sampler=SpeakerBatchSampler(speakers, 3, 4)
     )

@@ -31,7 +31,9 @@ def ridge_scores(fitted_o, fitted_p, original, protected, ridge, weights=None):
     mean_o, mean_p = (np.average(side, axis=0, weights=weights) for side in (fitted_o, fitted_p))
     together = covariance(np.hstack([fitted_o, fitted_p]), weights)
     width = fitted_o.shape[1]
-    oo, pp, po = together[:width, :width], together[width:, width:], together[width:, :width]
+    oo = together[:width, :width]
+    pp = together[width:, width:]
+    po = together[width:, :width]
     lengths, axes = np.linalg.eigh(add_ridge(oo, 1e-2))
     white = axes / np.sqrt(lengths) @ axes.T
     predicted = (protected - mean_p) @ np.linalg.solve(add_ridge(pp, ridge), po @ white)
@@ -53,19 +55,20 @@ def trials_of(scores, names):
 def test_past_batch_attack_matches_the_definition():
     loss, past = train_on(DisclosureLoss(straight_through=True, attacks=("past",)))
     original, protected, speakers, _ = keyed_batch()
-    (o, weights), (p, _) = past_rows(past, 0), past_rows(past, 1)
+    o, weights = past_rows(past, 0)
+    p, _ = past_rows(past, 1)
     scores = ridge_scores(o, p, unit(original), unit(protected), 1e-4, weights)
-    attacked, plain = (
-        two_sided(*trials_of(scores, speakers.numpy())),
-        two_sided(*trials(original, protected, speakers)),
-    )
+    attacked = two_sided(*trials_of(scores, speakers.numpy()))
+    plain = two_sided(*trials(original, protected, speakers))
     assert attacked > plain + 0.1
     assert loss(original, protected, speakers).item() == pytest.approx(plain + attacked, abs=1e-9)
 
 
 def test_half_speakers_attack_matches_the_definition():
     original, protected, speakers, _ = keyed_batch(speakers=7)
-    o, p, names = unit(original), unit(protected), speakers.numpy()
+    o = unit(original)
+    p = unit(protected)
+    names = speakers.numpy()
     keys = [np.mean(o[names == name] @ np.cos(np.arange(1, 6))) for name in np.unique(names)]
     is_first = np.isin(names, np.unique(names)[np.argsort(keys)[::2]])
     halves = [
@@ -79,10 +82,12 @@ def test_half_speakers_attack_matches_the_definition():
 
 
 def test_within_session_variance_share_matches_the_definition():
-    (loss, past), plain = train_on(DisclosureLoss(session_invariance=2.0)), DisclosureLoss()
+    loss, past = train_on(DisclosureLoss(session_invariance=2.0))
+    plain = DisclosureLoss()
     rows = keyed_batch()
     inverse = np.linalg.inv(add_ridge(covariance(*past_rows(past, 1)), 1e-6))
-    p, sessions = unit(rows[1]), rows[3].numpy()
+    p = unit(rows[1])
+    sessions = rows[3].numpy()
     deviations = [
         row - p[sessions == session].mean(0) for row, session in zip(p, sessions, strict=True)
     ]
@@ -94,7 +99,8 @@ def test_within_session_variance_share_matches_the_definition():
 def share_of_itself(protected, speakers, sessions):
     """The share, and its gradient, where the past is the batch."""
     rows = protected.clone().requires_grad_()
-    deviations, moments = subtract_speaker_session_means(rows, speakers, sessions), RunningMoments()
+    deviations = subtract_speaker_session_means(rows, speakers, sessions)
+    moments = RunningMoments()
     for _ in range(12):
         moments.observe_if_training(deviations, rows)
     share = within_session_variance_share(
@@ -153,7 +159,8 @@ def test_only_finite_training_batches_are_accumulated():
 
 
 def test_moments_reset_on_a_new_width_and_are_not_saved():
-    loss, fresh = train_on(PseudonymisationLoss())[0], train_on(PseudonymisationLoss(), width=7)[0]
+    loss = train_on(PseudonymisationLoss())[0]
+    fresh = train_on(PseudonymisationLoss(), width=7)[0]
     assert loss.state_dict() == {}
     train_on(loss, width=7)
     assert_close(

@@ -130,10 +130,8 @@ def test_the_penalty_does_not_rise_when_past_batches_make_it_known():
 def one_sided_loss(original, protected, speakers):
     """D_ECE of OP in one direction."""
     is_trial = ~torch.eye(len(speakers), dtype=torch.bool)
-    scores, target = (
-        (normalize(original) @ normalize(protected).T)[is_trial],
-        speakers[:, None] == speakers,
-    )
+    scores = (normalize(original) @ normalize(protected).T)[is_trial]
+    target = speakers[:, None] == speakers
     return zebra_disclosure(scores, target[is_trial], bandwidth=0.02)["d_ece"]
 
 
@@ -141,7 +139,8 @@ def train(loss, voices, anonymise, parameters, steps, lr):
     """Train on batches of 16 of the 37 speakers with 6 utterances each; the bundled voices lie
     speaker by speaker.
     """
-    generator, rows = torch.Generator().manual_seed(0), torch.arange(37 * 28).view(37, 28)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.arange(37 * 28).view(37, 28)
     optimiser = torch.optim.Adam(parameters, lr=lr)
     for _ in range(steps):
         speakers, utterances = (

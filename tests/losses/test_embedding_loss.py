@@ -45,7 +45,8 @@ def test_row_gain_changes_only_the_gradient_norm(loss):
     ).exp()
     results = []
     for gain_o, gain_p in (torch.ones_like(gains), gains):
-        module, rows = copy.deepcopy(loss), (gain_p * protected).requires_grad_()
+        module = copy.deepcopy(loss)
+        rows = (gain_p * protected).requires_grad_()
         for seed in range(12):  # the past is that of louder and softer rows, too
             before = keyed_batch(1 + seed)
             module(gain_o * before[0], (gain_p * before[1]).requires_grad_(), *before[2:])
@@ -58,7 +59,9 @@ def test_row_gain_changes_only_the_gradient_norm(loss):
     assert_close(results[1], results[0], atol=1e-9, rtol=1e-9)
 
 
-ZERO, ONE, EYE = torch.zeros(12, 4), torch.ones(12, 4), torch.eye(4).repeat(3, 1)
+ZERO = torch.zeros(12, 4)
+ONE = torch.ones(12, 4)
+EYE = torch.eye(4).repeat(3, 1)
 STAGES = {
     "zero": (ZERO, ZERO),
     "tied": (ONE, ONE),
@@ -88,7 +91,8 @@ def test_nearly_constant_output_has_a_bounded_gradient(loss, spread, length):
     constant = (
         length * (torch.ones_like(protected) / 12**0.5 + spread * protected)
     ).requires_grad_()
-    loss, sessions = copy.deepcopy(loss), torch.arange(len(speakers)) % 2
+    loss = copy.deepcopy(loss)
+    sessions = torch.arange(len(speakers)) % 2
     # that attack begins with the eleventh batch
     for _ in range(12 if "past" in getattr(loss, "attacks", ()) else 2):
         (gradient,) = torch.autograd.grad(loss(original, constant, speakers, sessions), constant)
@@ -170,7 +174,8 @@ def test_gradient_matches_finite_differences(keyed):
 @each_class
 def test_batches_without_gradient_warn_once_at_the_caller(make):
     original, protected, speakers = batch()
-    loss, late = make(), make()
+    loss = make()
+    late = make()
     with pytest.warns(
         UserWarning, match="1 of 1 batches so far had no two utterances of one speaker"
     ) as caught:

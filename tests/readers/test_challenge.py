@@ -28,7 +28,8 @@ def write_vectors(folder, libri, *sides, level="utt-level", base="libri_test"):
         **{f"trials_{s}": sorted({u for _, u, _ in libri.trials[s]}) for s in "fm"},
     }
     for side in sides:
-        draw, vectors = np.random.default_rng(len(side)), libri.vectors["_anon" if side else ""]
+        draw = np.random.default_rng(len(side))
+        vectors = libri.vectors["_anon" if side else ""]
         for name in SETS:
             order = draw.permutation(sets[name]).tolist()
             write_set(folder / f"{base}_{name}{side}" / level, vectors, order)

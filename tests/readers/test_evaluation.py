@@ -95,7 +95,8 @@ def test_degenerate_embeddings_give_a_note(tmp_path, evaluate, voices, capsys, c
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """The same original speech, protected hardly, hardly otherwise, and well."""
-    folder, draw = tmp_path_factory.mktemp("systems"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("systems")
+    draw = np.random.default_rng(0)
     voices = 1.5 * draw.normal(size=(12, 8)).repeat(4, axis=0)
     shared = {"original": voices + draw.normal(size=(48, 8)), "speakers": np.arange(12).repeat(4)}
     for name, noise in (("a", 0.5), ("b", 0.6), ("c", 4.0)):

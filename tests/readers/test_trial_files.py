@@ -44,7 +44,8 @@ def test_score_files_match_the_reference_measures(tmp_path, evaluate_scores, voi
 def test_score_files_of_all_conditions_match_the_embeddings(tmp_path, evaluate_scores, voices):
     """The matrices of score files are those of the suite, formed another way."""
     options = [*write_conditions(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices)]
-    got, expected = evaluate_scores(*options)[0]["scalars"], expected_scalars(voices, attacks=None)
+    got = evaluate_scores(*options)[0]["scalars"]
+    expected = expected_scalars(voices, attacks=None)
     assert (
         abs(
             got["deid"] - evaluate_scores(*options, "--similarity", "sigmoid")[0]["scalars"]["deid"]

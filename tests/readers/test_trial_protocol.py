@@ -185,10 +185,8 @@ def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
     monkeypatch.setattr("vpmetrics.readers.trial_protocol._PAIRS_AT_ONCE", 11)
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (20, 33))
-    rows, columns = (
-        torch.randint(20, (90,), generator=draw),
-        torch.randint(33, (90,), generator=draw),
-    )
+    rows = torch.randint(20, (90,), generator=draw)
+    columns = torch.randint(33, (90,), generator=draw)
     if scoring == "plda":
         scoring = PLDA().fit(torch.randn(40, 5, generator=draw).double(), torch.arange(40) // 4)
     whole = {
@@ -204,7 +202,8 @@ def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
 def test_plda_is_fitted_on_other_speakers(tmp_path, evaluate, libri):
     draw = np.random.default_rng(1)
     voices = draw.normal(size=(60, 32)).repeat(5, axis=0)
-    vectors, speakers = voices + 1.5 * draw.normal(size=(300, 32)), np.arange(60).repeat(5)
+    vectors = voices + 1.5 * draw.normal(size=(300, 32))
+    speakers = np.arange(60).repeat(5)
     np.savez(tmp_path / "train.npz", vectors=vectors, speakers=speakers)
     (system,) = evaluate(
         *options_of(libri), "--scoring", "plda", "--plda-fit", tmp_path / "train.npz"
