@@ -60,7 +60,9 @@ class Risk:
         """
         if self.num_speakers == 0:
             return self.has_many_trials and self.value > self.limit_high
-        chance = self.limit_low if math.isnan(self.chance) else self.chance
+        chance = self.chance
+        if math.isnan(chance):
+            chance = self.limit_low
         return self.low_corrected > chance
 
     @property
@@ -70,14 +72,14 @@ class Risk:
 
     @property
     def level(self) -> Level:
-        """``"high"`` or ``"moderate"`` where the data show that much, ``"low"`` where they exclude
-        more.
-        """
+        """``"high"`` or ``"moderate"`` where that is shown, ``"low"`` where more is excluded."""
         if self.is_shown and self.value > self.limit_high:
             return "high"
         if self.is_shown and self.value > self.limit_low:
             return "moderate"
-        return "low" if self.is_known and self.is_excluded else "inconclusive"
+        if self.is_known and self.is_excluded:
+            return "low"
+        return "inconclusive"
 
     @property
     def more_speakers_needed(self) -> float:
@@ -171,19 +173,25 @@ def show_share(value: float) -> str:
     if math.isnan(value):
         return DASH
     percent = 100 * value
-    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
+    if percent >= 9.95:
+        return f"{percent:.0f} %"
+    return f"{percent:.1f} %"
 
 
 def show_risk(risk: Risk, value: float) -> str:
     """Return a value of a risk as text, in its unit."""
-    return show_bits(value) if risk.is_in_bits else show_share(value)
+    if risk.is_in_bits:
+        return show_bits(value)
+    return show_share(value)
 
 
 def show_interval(risk: Risk) -> str:
     """Return the 95 % interval of a risk as text; nothing where it has none."""
     if math.isnan(risk.low):
         return ""
-    show = scalar("disclosure").show if risk.is_in_bits else show_share
+    show = show_share
+    if risk.is_in_bits:
+        show = scalar("disclosure").show
     return f"[{show(risk.low)}, {show(risk.high)}]"
 
 

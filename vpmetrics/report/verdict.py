@@ -97,16 +97,25 @@ MAIN_RISKS = frozenset([CONVERSATION.name, SINGLE.name])
 
 
 def disclosure_keys(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> list[str]:
-    """Return the keys of which ``disclosure`` is the largest: those of attackers, else plain scores
-    both ways.
+    """Return the keys of which ``disclosure`` is the largest.
+
+    They are those of attackers, else of plain scores and of negated ones.
     """
     keys: list[str] = []
-    for name in hidden_conditions(conditions):
-        attacked_key = scalar_key(name, "d_ece_strongest")
-        candidates = [attacked_key, scalar_key(name, "d_ece"), scalar_key(name, "d_ece_reversed")]
-        known = [key for key in candidates if key in scalars and not bool(scalars[key].isnan())]
-        keys += known[:1] if attacked_key in known else known
+    for condition in hidden_conditions(conditions):
+        attacked_key = scalar_key(condition, "d_ece_strongest")
+        if _is_known(attacked_key, scalars):
+            keys.append(attacked_key)
+            continue
+        for name in ("d_ece", "d_ece_reversed"):
+            plain_key = scalar_key(condition, name)
+            if _is_known(plain_key, scalars):
+                keys.append(plain_key)
     return keys
+
+
+def _is_known(key: str, scalars: Mapping[str, Tensor]) -> bool:
+    return key in scalars and not bool(scalars[key].isnan())
 
 
 def largest_key(
@@ -117,13 +126,14 @@ def largest_key(
     It is unknown where one of the conditions is, unless another one exceeds the upper limit by
     itself.
     """
-    candidates = [scalar_key(name, key) for name in hidden_conditions(conditions)]
-    given = [name for name in candidates if name in scalars]
-    known = [name for name in given if not bool(scalars[name].isnan())]
-    if not known:
+    keys = [scalar_key(condition, key) for condition in hidden_conditions(conditions)]
+    computed_keys = [name for name in keys if name in scalars]
+    known_keys = [name for name in computed_keys if _is_known(name, scalars)]
+    if not known_keys:
         return None
-    largest = max(known, key=lambda name: float(scalars[name]))
-    if len(known) < len(given) and float(scalars[largest]) <= UPPER_LIMITS[key]:
+    largest = max(known_keys, key=lambda name: float(scalars[name]))
+    is_one_unknown = len(known_keys) < len(computed_keys)
+    if is_one_unknown and float(scalars[largest]) <= UPPER_LIMITS[key]:
         return None
     return largest
 
@@ -131,41 +141,65 @@ def largest_key(
 def collect_risks(report: PrivacyReport) -> tuple[Risk, ...]:
     """Return the risks of a report, each in every condition in which speakers should be hidden."""
     values = read_numbers(report.scalars)
-    chosen: list[tuple[str, RiskKind, str]] = []
-    for kinds in RISK_KINDS:
+    measured_risks: list[_MeasuredRisk] = []
+    for alternatives in RISK_KINDS:
         for condition in hidden_conditions(report.conditions):
-            kind, key = _choose_kind(kinds, condition, values)
-            chosen.append((condition, kind, key))
+            measured_risks.append(_choose_alternative(alternatives, condition, values))
     # Each lower end errs so rarely that all of them together err in one of 20 evaluations.
-    corrected_confidence = 1 - 2 * (1 - RISK_CONFIDENCE) / max(1, len(chosen))
-    risks = []
-    for condition, kind, key in chosen:
-        low, high = _find_interval(report, key, RISK_CONFIDENCE)
-        if kind in RATES and values.get(key) == 0:
-            high = min(high, _bound_absent_share(report.conditions[condition].num_tests))
-        low_corrected, _ = _find_interval(report, key, corrected_confidence)
-        chance = kind.fixed_chance
-        if kind.chance_key:
-            chance = values.get(scalar_key(condition, kind.chance_key), math.nan)
-        utterances = 1
-        if kind is CONVERSATION and not math.isnan(values.get("conversation_utterances", math.nan)):
-            utterances = int(values["conversation_utterances"])
-        risk = Risk(
-            kind.name,
-            condition,
-            values.get(key, math.nan),
-            low,
-            high,
-            chance,
-            kind.limit_low,
-            kind.limit_high,
-            low_corrected=low_corrected,
-            utterances=utterances,
-            num_speakers=0 if report.speakers is None else len(report.speakers),
-            has_many_trials=report.conditions[condition].num_trials[0] >= _MANY_TARGETS,
-        )
-        risks.append(replace(risk, sentence=_describe_risk(risk)))
+    corrected_confidence = 1 - 2 * (1 - RISK_CONFIDENCE) / max(1, len(measured_risks))
+    risks: list[Risk] = []
+    for measured in measured_risks:
+        risks.append(_make_risk(report, measured, values, corrected_confidence))
     return tuple(risks)
+
+
+@dataclass(frozen=True)
+class _MeasuredRisk:
+    """A kind of risk in a condition, and the key of its number."""
+
+    kind: RiskKind
+    condition: str
+    key: str
+
+
+def _make_risk(
+    report: PrivacyReport,
+    measured: _MeasuredRisk,
+    values: Mapping[str, float],
+    corrected_confidence: float,
+) -> Risk:
+    kind = measured.kind
+    condition = report.conditions[measured.condition]
+    value = values.get(measured.key, math.nan)
+    low, high = _find_interval(report, measured.key, RISK_CONFIDENCE)
+    low_corrected, _ = _find_interval(report, measured.key, corrected_confidence)
+    if kind in RATES and value == 0:
+        high = min(high, _bound_absent_share(condition.num_tests))
+    chance = kind.fixed_chance
+    if kind.chance_key:
+        chance = values.get(scalar_key(measured.condition, kind.chance_key), math.nan)
+    utterances = 1
+    conversation_utterances = values.get("conversation_utterances", math.nan)
+    if kind is CONVERSATION and not math.isnan(conversation_utterances):
+        utterances = int(conversation_utterances)
+    num_speakers = 0
+    if report.speakers is not None:
+        num_speakers = len(report.speakers)
+    risk = Risk(
+        kind.name,
+        measured.condition,
+        value,
+        low,
+        high,
+        chance,
+        kind.limit_low,
+        kind.limit_high,
+        low_corrected=low_corrected,
+        utterances=utterances,
+        num_speakers=num_speakers,
+        has_many_trials=condition.num_trials[0] >= _MANY_TARGETS,
+    )
+    return replace(risk, sentence=_describe_risk(risk))
 
 
 def _bound_absent_share(num_utterances: int) -> float:
@@ -180,19 +214,21 @@ def _bound_absent_share(num_utterances: int) -> float:
     return 1 - math.pow(1 - RISK_CONFIDENCE, 1 / num_utterances)
 
 
-def _choose_kind(
-    kinds: Sequence[RiskKind], condition: str, values: Mapping[str, float]
-) -> tuple[RiskKind, str]:
-    """Return the first kind of risk that is known in a condition, and the key of its number."""
-    for kind in kinds:
-        known = [scalar_key(condition, key) for key in kind.keys]
-        known = [key for key in known if not math.isnan(values.get(key, math.nan))]
-        if kind is SINGLE and known and known[0] != scalar_key(condition, "d_ece_strongest"):
-            # an attacker may turn the sign of scores
-            known.sort(key=lambda key: values[key], reverse=True)
-        if known:
-            return kind, known[0]
-    return kinds[0], scalar_key(condition, kinds[0].keys[0])
+def _choose_alternative(
+    alternatives: Sequence[RiskKind], condition: str, values: Mapping[str, float]
+) -> _MeasuredRisk:
+    """Return the first kind of risk that is known in a condition."""
+    for kind in alternatives:
+        keys = [scalar_key(condition, key) for key in kind.keys]
+        known_keys = [key for key in keys if not math.isnan(values.get(key, math.nan))]
+        is_plain = keys[0] not in known_keys
+        if kind is SINGLE and is_plain:
+            # An attacker may turn the sign of scores.
+            known_keys.sort(key=lambda key: values[key], reverse=True)
+        if known_keys:
+            return _MeasuredRisk(kind, condition, known_keys[0])
+    unknown = alternatives[0]
+    return _MeasuredRisk(unknown, condition, scalar_key(condition, unknown.keys[0]))
 
 
 def _find_interval(report: PrivacyReport, key: str, confidence: float) -> tuple[float, float]:
@@ -219,7 +255,9 @@ def _find_interval(report: PrivacyReport, key: str, confidence: float) -> tuple[
 
 def _describe_risk(risk: Risk) -> str:
     """Return a risk in words."""
-    condition = f", {risk.condition}" if risk.condition else ""
+    condition = ""
+    if risk.condition:
+        condition = f", {risk.condition}"
     title = _RISK_TITLES[risk.name].format(describe_utterances(risk.utterances))
     if math.isnan(risk.value):
         return f"What an attacker {title} is not known{condition}."
@@ -233,8 +271,10 @@ def _describe_risk(risk: Risk) -> str:
         tries = describe_share(risk.value)
         found = f"{tries} ({value}{condition})"
         return f"By one utterance, the right one of 100 people is found in {found}; {chance}."
-    others = "1,000" if risk.name == LOW_FPR.name else "100"
-    where = f"Where 1 of {others} others may be taken for the speaker"
+    num_others = "100"
+    if risk.name == LOW_FPR.name:
+        num_others = "1,000"
+    where = f"Where 1 of {num_others} others may be taken for the speaker"
     return f"{where}, {value} of the utterances are found{condition}; {chance}."
 
 
@@ -303,15 +343,14 @@ def _is_typical(worst: WorstSpeaker) -> bool:
 def _read_with_interval(
     report: PrivacyReport, values: Mapping[str, float], name: str, key: str | None
 ) -> dict[str, Any]:
-    """Return a number of the headline and the ends of its 95 % interval, as arguments of the
-    headline.
-    """
-    low, high = (
-        (math.nan, math.nan) if key is None else _find_interval(report, key, RISK_CONFIDENCE)
-    )
-    given = [values.get(f"{name}{suffix}", math.nan) for suffix in CI_SUFFIXES]
+    """Return a number and the ends of its 95 % interval, as arguments of the headline."""
+    low = math.nan
+    high = math.nan
+    if key is not None:
+        low, high = _find_interval(report, key, RISK_CONFIDENCE)
     if math.isnan(low):  # as of reports that were put together from others
-        low, high = given
+        low = values.get(f"{name}{CI_SUFFIXES[0]}", math.nan)
+        high = values.get(f"{name}{CI_SUFFIXES[1]}", math.nan)
     return {name: values.get(name, math.nan), f"{name}_low": low, f"{name}_high": high}
 
 
@@ -331,7 +370,7 @@ def _find_attack(report: PrivacyReport, condition: str, key: str) -> tuple[str, 
     attack = strongest.name
     attack_needs = strongest.needs
     if attack_needs and attack_needs != "nothing":
-        needs = f"{needs}, and {attack_needs}" if needs else attack_needs
+        needs = ", and ".join([need for need in (needs, attack_needs) if need])
     return attack, needs or "nothing"
 
 
@@ -378,15 +417,13 @@ def _count_fitted_speakers(report: PrivacyReport) -> list[float]:
 
 
 def _find_safe_length(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> int | None:
-    """Return for how many utterances of one person all risks are excluded; None where they are
-    not.
-    """
-    others = [risk for risk in risks if risk.name not in MAIN_RISKS]
-    if not risks or not all(risk.level == "low" for risk in others):
+    """Return for how many utterances of a person all risks are excluded; None where for none."""
+    rates = [risk for risk in risks if risk.name not in MAIN_RISKS]
+    if not risks or not all(risk.level == "low" for risk in rates):
         return None
-    main = [risk for risk in risks if risk.name in MAIN_RISKS]
-    if all(risk.level == "low" for risk in main):
-        return min(risk.utterances for risk in main)
+    disclosures = [risk for risk in risks if risk.name in MAIN_RISKS]
+    if all(risk.level == "low" for risk in disclosures):
+        return min(risk.utterances for risk in disclosures)
     if shorter_risks and all(risk.level == "low" for risk in shorter_risks):
         return min(risk.utterances for risk in shorter_risks)
     return None
@@ -451,14 +488,12 @@ def _inconclusive_sentence(risks: Sequence[Risk], is_evaluation_sound: bool) -> 
     return f"{sentence}."
 
 
-def _round_up(number: float) -> int:
-    """Return a number of speakers with about two digits, never fewer: 7 as 10, 92 as 95, 1,230 as
-    1,500.
-    """
+def _round_up(num_speakers: float) -> int:
+    """Return a number of speakers with about two digits, never fewer: 92 as 95, 123 as 150."""
     step = 5
-    while number > 20 * step:
+    while num_speakers > 20 * step:
         step *= 10
-    return math.ceil(round(number, 6) / step) * step
+    return math.ceil(round(num_speakers, 6) / step) * step
 
 
 _SHORT_TITLES = {
