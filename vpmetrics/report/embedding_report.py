@@ -28,6 +28,7 @@ from vpmetrics.report.parts import (
     AttacksPart,
     FoldsOfCondition,
     IdentificationPart,
+    Numbers,
     Part,
     ReportSettings,
     ScoresPart,
@@ -69,15 +70,17 @@ class _Collected:
         self.scalars: dict[str, Tensor] = {}
         self.jackknives: list[Jackknife] = []
 
-    def add(self, scalars: Mapping[str, Tensor], replicates: Jackknife | None = None) -> None:
+    def add(self, numbers: Numbers) -> None:
         """Add the scalars of a part, and its replicates where it has any."""
-        self.scalars |= scalars
-        if replicates is not None:
-            self.jackknives.append(replicates)
+        self.scalars |= numbers.scalars
+        if numbers.replicates is not None:
+            self.jackknives.append(numbers.replicates)
 
     def join_jackknives(self) -> Jackknife | None:
         """Return the replicates of all parts; None where no part has any."""
-        return join_jackknives(self.jackknives) if self.jackknives else None
+        if not self.jackknives:
+            return None
+        return join_jackknives(self.jackknives)
 
 
 def _group_where(data: EvaluationData, has_intervals: bool) -> JackknifeGroups | None:
@@ -116,35 +119,36 @@ def report_condition(
         settings,
         replicated_similarity=None if groups is None else similarity,
     )
-    collected.add(scored.scalars, scored.replicates)
+    collected.add(scored)
     if Part.LINKABILITY_CHANCE in parts and settings.bandwidth is None:
-        collected.add({"linkability_chance": compute_linkability_chance(pairs, scores)})
+        chance = compute_linkability_chance(pairs, scores)
+        collected.add(Numbers({"linkability_chance": chance}))
 
     matrix_part = None
     if similarity is not None:
         matrix_part = compute_similarity(
             similarity, scored, data.speakers, settings, has_replicates=groups is not None
         )
-        collected.add(matrix_part.scalars, matrix_part.replicates)
+        collected.add(matrix_part)
 
     identification_part = None
     if {Part.RANKS, Part.LOCAL, Part.SPEAKERS} & parts:
         identification_part = _compute_identification(data, condition, settings, parts, groups)
-        collected.add(identification_part.scalars, identification_part.replicates)
+        collected.add(identification_part)
 
     speakers_part = None
     if Part.SPEAKERS in parts and identification_part is not None:
         speakers_part = compute_speakers(
             pairs, scores, data.speakers, identification_part.identification
         )
-        collected.add(speakers_part.scalars)
+        collected.add(speakers_part)
 
     attacks_part = None
     if attacks is not None and condition.name != "OO" and ATTACKED_PARTS & parts:
         attacks_part = compute_attacks(
             attacks, condition, scored, risk_groups, has_limit=Part.ATTACK_LIMIT in parts
         )
-        collected.add(attacks_part.scalars, attacks_part.replicates)
+        collected.add(attacks_part)
 
     folds = _compute_risks(
         pairs,
@@ -164,12 +168,11 @@ def report_condition(
         population_part = compute_population(
             data, condition, settings, parts, groups, used_attacks, attacks_part
         )
-        collected.add(population_part.scalars, population_part.replicates)
+        collected.add(population_part)
 
     has_sessions = data.protected.sessions is not None
     if Part.CALIBRATION in parts and condition.name == "OP" and has_sessions:
-        calibration_part = compute_calibration(data, condition, settings, groups)
-        collected.add(calibration_part.scalars, calibration_part.replicates)
+        collected.add(compute_calibration(data, condition, settings, groups))
 
     report = ConditionReport(
         collected.scalars,
@@ -199,8 +202,9 @@ def _compute_risks(
     attacked: AttacksPart | None,
     collected: _Collected,
 ) -> FoldsOfCondition | None:
-    """Add who is found among 100 people and what conversations disclose; return the rows that were
-    compared.
+    """Add who is found among 100 people and what conversations disclose.
+
+    Returns the rows that were compared.
     """
     if settings.bandwidth is not None or not RISK_PARTS & parts:
         return None
@@ -208,13 +212,13 @@ def _compute_risks(
         collected.scalars["d_ece_strongest"].isnan()
     )
     if Part.FOUND in parts and not is_attacked:
-        found_part = compute_found(scored, groups)
-        collected.add(found_part.scalars, found_part.replicates)
-    strongest = None if attacked is None else attacked.strongest
+        collected.add(compute_found(scored, groups))
+    strongest = None
+    if attacked is not None:
+        strongest = attacked.strongest
     folds = form_folds(pairs, settings, attacks, strongest)
     if Part.CONVERSATIONS in parts and settings.conversations:
-        conversations_part = compute_conversations(folds, length, settings, groups)
-        collected.add(conversations_part.scalars, conversations_part.replicates)
+        collected.add(compute_conversations(folds, length, settings, groups))
     return folds
 
 
@@ -225,9 +229,7 @@ def _compute_identification(
     parts: frozenset[Part],
     groups: JackknifeGroups | None,
 ) -> IdentificationPart:
-    """Compute what ranks disclose; with local information or single speakers also the bits of every
-    probe.
-    """
+    """Compute what ranks disclose, and the bits of every probe where these are needed."""
     has_bits = Part.LOCAL in parts or Part.SPEAKERS in parts
     numbers = identify_all_groups(
         data,
@@ -240,7 +242,7 @@ def _compute_identification(
         has_bits,
         settings.distractors_of(condition),
     )
-    return IdentificationPart(numbers.scalars, numbers.jackknife, numbers.pooled)
+    return IdentificationPart(numbers.scalars, numbers.jackknife, identification=numbers.pooled)
 
 
 def report_embeddings(
@@ -267,7 +269,7 @@ def report_embeddings(
     computed = {}
     for name, parts in parts_of_condition.items():
         computed[name] = report_condition(data, CONDITIONS[name], settings, parts, attacks, length)
-    conditions = {name: each.report for name, each in computed.items()}
+    conditions = {name: condition.report for name, condition in computed.items()}
 
     labels = data.speakers.sort().values
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
@@ -299,18 +301,16 @@ def report_embeddings(
 def _choose_length(
     data: EvaluationData, names: Sequence[str], settings: ReportSettings
 ) -> int | None:
-    """Return how many utterances a conversation has, the same in all conditions; None where there
-    are too few.
-    """
-    lengths = []
+    """Return how many utterances a conversation has in all conditions; None where too few."""
+    has_references = settings.enrolment is not None
+    lengths: list[int] = []
     for name in names:
         _, tests = data.sides(CONDITIONS[name], settings.enrolment)
-        lengths.append(
-            choose_length(tests, CONDITIONS[name], has_references=settings.enrolment is not None)
-        )
-    # A condition without conversations is unknown; it does not take them from the others.
-    known = [length for length in lengths if length is not None]
-    return min(known) if known else None
+        length = choose_length(tests, CONDITIONS[name], has_references)
+        # A condition without conversations is unknown; it does not take them from the others.
+        if length is not None:
+            lengths.append(length)
+    return min(lengths, default=None)
 
 
 def _find_worst_speaker(computed: Mapping[str, _ComputedCondition], labels: Tensor) -> WorstSpeaker:
@@ -329,33 +329,32 @@ def _try_shorter_conversations(
     settings: ReportSettings,
     length: int,
 ) -> tuple[Risk, ...]:
-    """Return the risks of the next shorter conversations, where the data cannot tell of those of
-    this length.
-    """
+    """Return the risks of the next shorter conversations, where longer ones are left open."""
     is_open = any(risk.utterances > 1 and risk.level == "inconclusive" for risk in report.risks)
     if not is_open or any(risk.level in ("moderate", "high") for risk in report.risks):
         return ()
     shorter = [*LENGTHS, 1][LENGTHS.index(length) + 1]
     utterances = torch.full_like(report.scalars["conversation_utterances"], shorter)
     scalars = {**report.scalars, "conversation_utterances": utterances}
-    if report.jackknife is None:
-        changes = {}
-    else:
-        changes = {**report.jackknife.changes}
+    changes: dict[str, Tensor] = {}
+    if report.jackknife is not None:
+        changes |= report.jackknife.changes
+    compared_length = None
+    if shorter > 1:
+        compared_length = shorter
     for name, condition in computed.items():
         if Part.CONVERSATIONS not in condition.parts or condition.folds is None:
             continue
-        part = compute_conversations(
-            condition.folds, shorter if shorter > 1 else None, settings, condition.groups
+        conversations = compute_conversations(
+            condition.folds, compared_length, settings, condition.groups
         )
-        for key, value in part.scalars.items():
+        for key, value in conversations.scalars.items():
             scalars[scalar_key(name, key)] = value
-        if part.replicates is not None:
-            for key, change in part.replicates.changes.items():
+        if conversations.replicates is not None:
+            for key, change in conversations.replicates.changes.items():
                 changes[scalar_key(name, key)] = change
-    if report.jackknife is None:
-        jackknife = None
-    else:
-        jackknife = report.jackknife._replace(changes=changes)
+    jackknife = report.jackknife
+    if jackknife is not None:
+        jackknife = jackknife._replace(changes=changes)
     risks = collect_risks(replace(report, scalars=scalars, jackknife=jackknife))
     return tuple(risk for risk in risks if risk.name in MAIN_RISKS)

@@ -5,9 +5,9 @@ and nothing else.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -61,43 +61,26 @@ _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 
 
 class Part(Enum):
-    """A part of the report of a condition. Score measures are always computed: every other part
-    needs the scores.
+    """A part of the report of a condition: a family of numbers of the registry.
+
+    Score measures are always computed: every other part needs the scores.
     """
 
-    SCORES = "scores"
-    SIMILARITY = "similarity"
-    LINKABILITY_CHANCE = "linkability chance"
-    RANKS = "ranks"
-    LOCAL = "local information"
-    SPEAKERS = "speakers"
-    WORST_SPEAKER = "worst speaker"
-    ATTACKS = "attacks"
-    ATTACK_LIMIT = "attack limit"
-    FOUND = "found among 100"
-    CONVERSATIONS = "conversations"
+    SCORES = "score"
+    SIMILARITY = "matrix"
+    LINKABILITY_CHANCE = "chance"
+    RANKS = "rank"
+    LOCAL = "local"
+    SPEAKERS = "speaker"
+    WORST_SPEAKER = "worst"
+    ATTACKS = "attack"
+    ATTACK_LIMIT = "attack_limit"
+    FOUND = "found"
+    CONVERSATIONS = "conversation"
     POPULATION = "population"
-    ATTACKED_POPULATION = "population after attacks"
+    ATTACKED_POPULATION = "attacked_population"
     CALIBRATION = "calibration"
 
-
-# The part that computes each family of the registry.
-PART_OF_FAMILY = {
-    "score": Part.SCORES,
-    "matrix": Part.SIMILARITY,
-    "chance": Part.LINKABILITY_CHANCE,
-    "rank": Part.RANKS,
-    "local": Part.LOCAL,
-    "speaker": Part.SPEAKERS,
-    "worst": Part.WORST_SPEAKER,
-    "attack": Part.ATTACKS,
-    "attack_limit": Part.ATTACK_LIMIT,
-    "found": Part.FOUND,
-    "conversation": Part.CONVERSATIONS,
-    "population": Part.POPULATION,
-    "attacked_population": Part.ATTACKED_POPULATION,
-    "calibration": Part.CALIBRATION,
-}
 
 ATTACKED_PARTS = frozenset([Part.ATTACKS, Part.ATTACK_LIMIT, Part.ATTACKED_POPULATION])
 RISK_PARTS = frozenset([Part.FOUND, Part.CONVERSATIONS, Part.WORST_SPEAKER])
@@ -138,100 +121,67 @@ class ReportSettings:
         return self.families is None or any(name == condition for name, _ in self.families)
 
     def parts_of(self, condition: str, hidden: Collection[str]) -> frozenset[Part]:
-        """Return the parts that the report of a condition needs; speakers should be ``hidden`` in
-        these conditions.
+        """Return the parts that the report of a condition needs.
+
+        Speakers should be ``hidden`` in these conditions; others have no risks.
         """
-        if self.families is None:
-            if condition in hidden:
-                return frozenset(Part)
-            return frozenset(Part) - RISK_PARTS
-        return frozenset(
-            PART_OF_FAMILY[family] for name, family in self.families if name == condition
-        )
+        if self.families is not None:
+            return frozenset(Part(family) for name, family in self.families if name == condition)
+        if condition in hidden:
+            return frozenset(Part)
+        return frozenset(Part) - RISK_PARTS
 
 
 @dataclass(frozen=True, eq=False)
-class ScoresPart:
-    """Scores of a condition, its score measures, and with intervals the counts without each
-    jackknife group.
-    """
+class Numbers:
+    """Numbers of a condition by key, and with intervals those without each jackknife group."""
 
     scalars: dict[str, Tensor]
-    replicates: Jackknife | None
-    scores: ConditionScores
-    counts: ReplicateCellCounts | None
+    replicates: Jackknife | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class SimilarityPart:
-    """Similarities of speakers: their matrix where it is small enough to keep, and its diagonal
-    dominance.
-    """
+class ScoresPart(Numbers):
+    """Score measures, and the scores and counts that they are computed from."""
 
-    scalars: dict[str, Tensor]
-    replicates: Jackknife | None
-    summary: SimilaritySummary
-    matrix: Tensor | None
+    scores: ConditionScores = field(kw_only=True)
+    counts: ReplicateCellCounts | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class IdentificationPart:
+class SimilarityPart(Numbers):
+    """Similarities of speakers: a summary, and their matrix where it is small enough to keep."""
+
+    summary: SimilaritySummary = field(kw_only=True)
+    matrix: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class IdentificationPart(Numbers):
     """What the ranks of probes disclose and, where needed, their local information."""
 
-    scalars: dict[str, Tensor]
-    replicates: Jackknife | None
-    identification: Identification
+    identification: Identification = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
-class SpeakersPart:
+class SpeakersPart(Numbers):
     """What the trials of every single speaker disclose."""
 
-    scalars: dict[str, Tensor]
-    replicates: None
-    disclosure: SpeakerDisclosure
+    disclosure: SpeakerDisclosure = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
-class AttacksPart:
+class AttacksPart(Numbers):
     """What the fused attacker, fitted on other speakers, learns."""
 
-    scalars: dict[str, Tensor]
-    replicates: Jackknife | None
-    strongest: FusedResult
+    strongest: FusedResult = field(kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
-class FoundPart:
-    """How often the attacker finds the right one of 100 people."""
-
-    scalars: dict[str, Tensor]
-    replicates: Jackknife | None
-
-
-@dataclass(frozen=True, eq=False)
-class ConversationsPart:
-    """What several utterances of one person disclose together."""
-
-    scalars: dict[str, Tensor]
-    replicates: Jackknife | None
-
-
-@dataclass(frozen=True, eq=False)
-class PopulationPart:
+class PopulationPart(Numbers):
     """How often speakers are found in a population."""
 
-    scalars: dict[str, Tensor]
-    replicates: Jackknife | None
-    rates: PopulationRates
-
-
-@dataclass(frozen=True, eq=False)
-class CalibrationPart:
-    """C_ECE with a calibration from other sessions."""
-
-    scalars: dict[str, Tensor]
-    replicates: Jackknife | None
+    rates: PopulationRates = field(kw_only=True)
 
 
 def form_all_pairs(
@@ -288,13 +238,13 @@ def compute_scores(
         if key in keys:
             scalars[key] = measure(scores.measure_input)
     if groups is None or not scores.is_defined:
-        return ScoresPart(scalars, None, scores, None)
+        return ScoresPart(scalars, scores=scores)
     summary: SimilaritySummary | None = None
     matrix: Tensor | None = None
     if replicated_similarity is not None:
         summary, matrix = replicated_similarity
     counts = count_replicates(pairs, scores, groups, speakers, summary, matrix, settings.similarity)
-    return ScoresPart(scalars, counts.make_jackknife(scalars), scores, counts)
+    return ScoresPart(scalars, counts.make_jackknife(scalars), scores=scores, counts=counts)
 
 
 def summarise_pairs(
@@ -305,9 +255,7 @@ def summarise_pairs(
 
 
 def compute_linkability_chance(pairs: PairBlocks, scores: ConditionScores) -> Tensor:
-    """Compute the linkability with speakers permuted, in the bins of the linkability of all
-    trials.
-    """
+    """Compute the linkability with speakers permuted, in the bins of all trials."""
     with suppress_warnings():
         edges = linkability_edges(scores.trials)
     return linkability_by_chance(make_plain_rows(pairs), edges)
@@ -320,8 +268,9 @@ def compute_similarity(
     settings: ReportSettings,
     has_replicates: bool,
 ) -> SimilarityPart:
-    """Compute the diagonal dominance of the similarity matrix; the part has speakers in the order
-    of their labels.
+    """Compute the diagonal dominance of the similarity matrix.
+
+    The part has speakers in the order of their labels.
     """
     summary, matrix = similarity
     scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
@@ -343,8 +292,10 @@ def compute_similarity(
         between_speakers=summary.between_speakers[order],
         pair_sums=summary.pair_sums[:, order],
     )
-    ordered_matrix = None if matrix is None else matrix[order][:, order]
-    return SimilarityPart(scalars, replicates, ordered_summary, ordered_matrix)
+    ordered_matrix = None
+    if matrix is not None:
+        ordered_matrix = matrix[order][:, order]
+    return SimilarityPart(scalars, replicates, summary=ordered_summary, matrix=ordered_matrix)
 
 
 def compute_speakers(
@@ -353,7 +304,7 @@ def compute_speakers(
     """Compute what the trials and the probes of every speaker disclose."""
     disclosure = compute_speaker_disclosure(pairs, scores, speakers)
     scalars = speaker_scalars(disclosure, average_bits_by_speaker(identification))
-    return SpeakersPart(scalars, None, disclosure)
+    return SpeakersPart(scalars, disclosure=disclosure)
 
 
 def compute_attacks(
@@ -380,21 +331,18 @@ def compute_attacks(
         curve = attacks.learning_curve(condition, strongest, scored.scores.counts)
         scalars["attack_limit"] = curve.limit
         strongest = replace(strongest, curve=curve)
-    return AttacksPart(scalars, replicates, strongest)
+    return AttacksPart(scalars, replicates, strongest=strongest)
 
 
-def compute_found(scored: ScoresPart, groups: JackknifeGroups | None) -> FoundPart:
-    """Compute how often plain comparison finds the right one of 100 people, in its better
-    direction.
-    """
+def compute_found(scored: ScoresPart, groups: JackknifeGroups | None) -> Numbers:
+    """Compute how often the better sign of plain scores finds the right one of 100 people."""
     sign = choose_sign(scored.scores.counts)
     scalars = {"found_in_100": found_among_of_steps(scored.scores.counts[sign])}
     if groups is None or scored.counts is None:
-        return FoundPart(scalars, None)
+        return Numbers(scalars)
     replicates = {"found_in_100": found_among_of_steps(scored.counts.measure_input.counts[sign])}
-    return FoundPart(
-        scalars, make_jackknife(replicates, groups, scored.counts.min_speakers_per_class)
-    )
+    jackknife = make_jackknife(replicates, groups, scored.counts.min_speakers_per_class)
+    return Numbers(scalars, jackknife)
 
 
 @dataclass(frozen=True, eq=False)
@@ -414,9 +362,7 @@ class FoldsOfCondition:
 
 
 class _AttackedFolds(Collection[TrialRows]):
-    """Rows of all folds after the fused attack, formed anew whenever they are iterated over where
-    they are many.
-    """
+    """Rows of all folds after the fused attack; where they are many, formed anew every time."""
 
     def __init__(self, folds: Sequence[FoldRows], condition: Condition) -> None:
         self._folds = folds
@@ -476,10 +422,9 @@ def form_folds(
     return FoldsOfCondition(plain, form_attacked(strongest.profile), of_richest)
 
 
-class _Candidate(NamedTuple):
-    """Conversations as one attacker scores them: numbers, and with intervals those without each
-    group.
-    """
+@dataclass(frozen=True, eq=False)
+class _ScoredConversations:
+    """Numbers of conversations as one attacker scores them, and the disclosure by chance."""
 
     d_ece: Tensor
     chance: Tensor
@@ -492,15 +437,13 @@ def compute_conversations(
     length: int | None,
     settings: ReportSettings,
     groups: JackknifeGroups | None,
-) -> ConversationsPart:
-    """Compute what ``length`` utterances of one person disclose; never less than plain comparison
-    finds.
-    """
+) -> Numbers:
+    """Compute what ``length`` utterances of a person disclose, at least by plain comparison."""
     keys = ("d_ece_conversation", "d_ece_conversation_chance", "found_in_100_conversation")
     device = folds.plain[0].enrolment_rows.device
     if length is None:
         nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
-        return ConversationsPart(dict.fromkeys(keys, nan), None)
+        return Numbers(dict.fromkeys(keys, nan))
 
     def score(rows: Collection[TrialRows]) -> ConversationScores:
         return score_conversations(
@@ -512,22 +455,22 @@ def compute_conversations(
         )
 
     with suppress_warnings():
-        candidates: list[_Candidate] = []
+        of_attackers: list[_ScoredConversations] = []
         for plain in folds.plain:
-            candidates += _measure_conversations(score([plain]), groups, num_signs=2)
+            of_attackers += _measure_conversations(score([plain]), groups, num_signs=2)
         if folds.attacked is not None:  # signs are part of the attack
-            candidates += _measure_conversations(score(folds.attacked), groups, num_signs=1)
-    disclosures = torch.stack([candidate.d_ece for candidate in candidates])
-    best = candidates[int(disclosures.nan_to_num(-torch.inf).argmax())]
-    chances = torch.stack([candidate.chance for candidate in candidates])
+            of_attackers += _measure_conversations(score(folds.attacked), groups, num_signs=1)
+    disclosures = torch.stack([of_attacker.d_ece for of_attacker in of_attackers])
+    best = of_attackers[int(disclosures.nan_to_num(-torch.inf).argmax())]
+    chances = torch.stack([of_attacker.chance for of_attacker in of_attackers])
     chance = torch.where(chances.isnan().all(), torch.nan, chances.nan_to_num(-torch.inf).amax())
     scalars = dict(zip(keys, (best.d_ece, chance, best.found), strict=True))
-    return ConversationsPart(scalars, best.replicates)
+    return Numbers(scalars, best.replicates)
 
 
 def _measure_conversations(
     scored: ConversationScores, groups: JackknifeGroups | None, num_signs: int
-) -> list[_Candidate]:
+) -> list[_ScoredConversations]:
     """Return the numbers of conversations for scores and, with two signs, for negated scores."""
     edges = lay_edges_at_targets(
         [scored.scores[scored.is_target], scored.chance_scores[scored.is_chance_target]]
@@ -548,9 +491,12 @@ def _measure_conversations(
     replicates: list[Jackknife | None] = [None] * num_signs
     if groups is not None and not bool(disclosure[0].isnan()):
         replicates = _replicate_conversations(scored, groups, cell, num_cells, num_signs)
-    return [
-        _Candidate(*values) for values in zip(disclosure, chance, found, replicates, strict=True)
-    ]
+    of_signs: list[_ScoredConversations] = []
+    for sign in range(num_signs):
+        of_signs.append(
+            _ScoredConversations(disclosure[sign], chance[sign], found[sign], replicates[sign])
+        )
+    return of_signs
 
 
 def _replicate_conversations(
@@ -561,26 +507,33 @@ def _replicate_conversations(
     num_signs: int,
 ) -> list[Jackknife | None]:
     """Return the replicates of the numbers of conversations, for scores and for negated scores."""
-    first_group, second_group = groups.group_of_label[
-        torch.searchsorted(groups.labels, scored.labels.contiguous())
-    ]
-    counts = []
-    for is_of_class in (~scored.is_target, scored.is_target):
+    place = torch.searchsorted(groups.labels, scored.labels.contiguous())
+    enrolment_group, test_group = groups.group_of_label[place]
+
+    def count_class(is_of_class: Tensor) -> Tensor:
         sums = SumsWithoutGroups(groups.num_groups, num_cells, torch.int64, cell.device)
-        sums.add(cell[is_of_class], first_group[is_of_class], second_group[is_of_class])
-        counts.append(widen(sums.of_all_and_without_groups()))
-    nontargets, targets = counts
-    num_speakers = min(int((of_class[1:] != of_class[:1]).any(1).sum()) for of_class in counts)
+        sums.add(cell[is_of_class], enrolment_group[is_of_class], test_group[is_of_class])
+        return widen(sums.of_all_and_without_groups())
+
+    nontargets = count_class(~scored.is_target)
+    targets = count_class(scored.is_target)
+    num_speakers = min(_count_groups_that_matter(nontargets), _count_groups_that_matter(targets))
     jackknives: list[Jackknife | None] = []
-    for is_negated in range(num_signs):
-        order = (-1,) if is_negated else ()
-        steps = Steps(targets.new_empty(0), targets.flip(order), nontargets.flip(order))
+    for flipped_axes in ((), (-1,))[:num_signs]:
+        steps = Steps(
+            targets.new_empty(0), targets.flip(flipped_axes), nontargets.flip(flipped_axes)
+        )
         values = {
             "d_ece_conversation": expected_disclosure(steps),
             "found_in_100_conversation": found_among_of_steps(steps),
         }
         jackknives.append(make_jackknife(values, groups, num_speakers))
     return jackknives
+
+
+def _count_groups_that_matter(counts: Tensor) -> int:
+    """Return without how many groups the counts ``(1 + G, C)`` differ."""
+    return int((counts[1:] != counts[:1]).any(1).sum())
 
 
 def compute_population(
@@ -597,7 +550,9 @@ def compute_population(
     protocol = ConversationProtocol(
         condition, settings.scoring, distractors=settings.distractors_of(condition)
     )
-    strongest = None if attacked is None else attacked.strongest
+    strongest = None
+    if attacked is not None:
+        strongest = attacked.strongest
     rates = PopulationRates(data, protocol, attacks, strongest)
     scalars: dict[str, Tensor] = {}
     if Part.POPULATION in parts:
@@ -611,7 +566,7 @@ def compute_population(
     replicates = None
     if groups is not None:
         replicates = make_jackknife(rates.replicates(sizes, groups), groups)
-    return PopulationPart(scalars, replicates, rates)
+    return PopulationPart(scalars, replicates, rates=rates)
 
 
 def compute_calibration(
@@ -619,10 +574,8 @@ def compute_calibration(
     condition: Condition,
     settings: ReportSettings,
     groups: JackknifeGroups | None,
-) -> CalibrationPart:
-    """Compute C_ECE with a calibration from other sessions, fitted once and used for every
-    replicate.
-    """
+) -> Numbers:
+    """Compute C_ECE with a calibration from other sessions, the same for every replicate."""
 
     def score_run(run: EvaluationData) -> ScoredTrials:
         pairs = form_all_pairs(run, condition, settings)
@@ -632,10 +585,9 @@ def compute_calibration(
     runs = calibrate_across_session_halves(data, score_run)
     scalars = {"c_ece": mean_c_ece(runs)}
     if groups is None:
-        return CalibrationPart(scalars, None)
-    costs: Sequence[Tensor] = [_replicate_c_ece(run, groups) for run in runs]
-    replicates = {"c_ece": torch.stack(list(costs)).mean(0)}
-    return CalibrationPart(scalars, make_jackknife(replicates, groups))
+        return Numbers(scalars)
+    costs = torch.stack([_replicate_c_ece(run, groups) for run in runs])
+    return Numbers(scalars, make_jackknife({"c_ece": costs.mean(0)}, groups))
 
 
 def _replicate_c_ece(run: ScoredTrials, groups: JackknifeGroups) -> Tensor:
