@@ -95,39 +95,44 @@ def table_of_systems(
 
     ``columns``: keys of scalars, names of :data:`PRESETS` or of utilities.
     """
-    entries = _expand_columns(
-        columns, systems, dict.fromkeys(name for system in systems for name in system.utility)
-    )
-    best = [_best_text_by_dataset(entry, systems) for entry in entries]
-    rows = []
+    utilities: dict[str, None] = {}
     for system in systems:
-        cells = [_make_system_cell(entry, system) for entry in entries]
-        marked = [
-            (
-                cell._replace(tone="best")
-                if not system.part_of and cell.text == texts.get(system.dataset)
-                else cell
-            )
-            for cell, texts in zip(cells, best, strict=True)
-        ]
-        rows.append((Cell(clean(system.name)), *marked))
+        utilities |= dict.fromkeys(system.utility)
+    entries = _expand_columns(columns, systems, utilities)
+    best = [_best_text_by_dataset(entry, systems) for entry in entries]
+    rows = _rows_of_originals(systems, entries)
+    for system in systems:
+        cells = [Cell(clean(system.name))]
+        for entry, text_by_dataset in zip(entries, best, strict=True):
+            cell = _make_system_cell(entry, system)
+            if not system.part_of and cell.text == text_by_dataset.get(system.dataset):
+                cell = cell._replace(tone="best")
+            cells.append(cell)
+        rows.append(tuple(cells))
+    keys: dict[str, None] = {}
+    for entry in entries:
+        if entry.family != "utility":
+            keys[entry.key.removeprefix(scalar_key(entry.condition, ""))] = None
+    heads = ("system", *map(heading_of, entries))
+    return Table(clean(title), heads, tuple(rows), keys=tuple(keys))
+
+
+def _rows_of_originals(
+    systems: Sequence[EvaluatedSystem], entries: Sequence[Scalar]
+) -> list[tuple[Cell, ...]]:
+    """Return a row of the original speech of each data set."""
     originals: dict[str, EvaluatedSystem] = {}
     for system in systems:
         if "OO" in system.report.conditions:
             originals.setdefault(system.dataset, system)
-    original_rows = []
+    rows: list[tuple[Cell, ...]] = []
     for dataset, system in originals.items():
-        name = choose_original_name(systems) + (f", {dataset}" if len(originals) > 1 else "")
-        original_rows.append(
-            (Cell(clean(name)), *(_make_original_cell(entry, system) for entry in entries))
-        )
-    keys = (
-        entry.key.removeprefix(scalar_key(entry.condition, ""))
-        for entry in entries
-        if entry.family != "utility"
-    )
-    heads = ("system", *map(heading_of, entries))
-    return Table(clean(title), heads, (*original_rows, *rows), keys=tuple(dict.fromkeys(keys)))
+        name = choose_original_name(systems)
+        if len(originals) > 1:
+            name = f"{name}, {dataset}"
+        cells = [_make_original_cell(entry, system) for entry in entries]
+        rows.append((Cell(clean(name)), *cells))
+    return rows
 
 
 def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) -> None:
@@ -139,15 +144,11 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
         try:
             scalar(name)
         except KeyError:
-            keys = [
-                entry.key
-                for entries in FAMILIES.values()
-                for entry in entries
-                if "{}" not in entry.heading
-            ]
-            hint = closest_or_known_names(
-                name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)]
-            )
+            keys: list[str] = []
+            for entries in FAMILIES.values():
+                keys += [entry.key for entry in entries if "{}" not in entry.heading]
+            keys_of_op = [scalar_key("OP", key) for key in keys]
+            hint = closest_or_known_names(name, [*choices, *keys, *keys_of_op])
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
             raise InputError(
                 f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}"
@@ -161,45 +162,40 @@ def _expand_columns(
     comparison.
     """
     check_columns(names, utilities)
-    attacked = (
-        c
-        for system in systems
-        for c in conditions_in_table_order(system)
-        if c not in ("OO", "within")
-    )
-    conditions = list(dict.fromkeys(attacked))
+    attacked: dict[str, None] = {}
+    for system in systems:
+        attacked |= dict.fromkeys(conditions_in_table_order(system))
+    conditions = [name for name in attacked if name not in ("OO", "within")]
     entries: list[Scalar] = []
     for name in names:
         if name in PRESETS:
             entries += _expand_columns(PRESETS[name], systems, utilities)
-        elif name in utilities or name == "utility":
-            for key in utilities if name == "utility" else [name]:
-                unit = Unit("", ".4g")
-                text = "utility of protected speech"
-                entries.append(
-                    Scalar(key, key, unit, utility_direction(key), text, family="utility")
-                )
+        elif name == "utility":
+            entries += [_make_utility_entry(utility) for utility in utilities]
+        elif name in utilities:
+            entries.append(_make_utility_entry(name))
         elif scalar(name).condition or not has_conditions(scalar(name)):
-            entries += map(
-                scalar, insert_strongest_before_plain([name], conditions[0] if conditions else "")
-            )
+            default_condition = conditions[0] if conditions else ""
+            entries += map(scalar, insert_strongest_before_plain([name], default_condition))
         else:
-            entries += [
-                scalar(key)
-                for c in conditions
-                for key in insert_strongest_before_plain([scalar_key(c, name)])
-            ]
+            for condition in conditions:
+                keys = insert_strongest_before_plain([scalar_key(condition, name)])
+                entries += map(scalar, keys)
     # Chance and the name of the attack would make the table too wide.
-    left_out = {scalar_key(condition, "d_ece_chance") for condition in conditions}
-    return [
-        entry
-        for entry in dict.fromkeys(entries)
-        if entry.key not in left_out - set(names)
-        and (
-            entry.family in ("attack", "utility")
-            or any(entry.key in system.scalars for system in systems)
-        )
-    ]
+    left_out = {scalar_key(condition, "d_ece_chance") for condition in conditions} - set(names)
+    shown: list[Scalar] = []
+    for entry in dict.fromkeys(entries):
+        is_known = any(entry.key in system.scalars for system in systems)
+        if entry.key not in left_out and (entry.family in ("attack", "utility") or is_known):
+            shown.append(entry)
+    return shown
+
+
+def _make_utility_entry(name: str) -> Scalar:
+    direction = utility_direction(name)
+    return Scalar(
+        name, name, Unit("", ".4g"), direction, "utility of protected speech", family="utility"
+    )
 
 
 def _make_system_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
@@ -212,7 +208,9 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
     if has_conditions(entry) and entry.family != "attack":
         key = scalar_key("OO", entry.key.removeprefix(scalar_key(entry.condition, "")))
         return scalar_cell(key, system, with_interval=False)
-    return value_cell(entry, 0.0 if entry.key in _ZERO_FOR_ORIGINAL else math.nan)
+    if entry.key in _ZERO_FOR_ORIGINAL:
+        return value_cell(entry, 0.0)
+    return value_cell(entry, math.nan)
 
 
 def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
@@ -224,10 +222,10 @@ def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> 
         return best
     for dataset, competing in rank_competing_by_dataset(systems).items():
         cells = [_make_system_cell(entry, system) for system in competing]
-        known = [cell for cell in cells if not math.isnan(cell.value)]
-        if len({_printed_value(cell) for cell in known}) > 1:
+        defined_cells = [cell for cell in cells if not math.isnan(cell.value)]
+        if len({_printed_value(cell) for cell in defined_cells}) > 1:
             choose = min if entry.direction == "low" else max
-            best[dataset] = choose(known, key=lambda cell: cell.value).text
+            best[dataset] = choose(defined_cells, key=lambda cell: cell.value).text
     return best
 
 
@@ -243,11 +241,12 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     With several data sets, the verdict is on the last, the test set, and has a sentence on each
     other one.
     """
-    *others, last = rank_competing_by_dataset(systems).values()
+    *before_last, last = rank_competing_by_dataset(systems).values()
     verdict = _verdict_of_ranked(last, pairs)
-    sentences = [
-        f"On {some[0].dataset}: {_verdict_of_ranked(some, pairs).title}" for some in others
-    ]
+    sentences: list[str] = []
+    for ranked in before_last:
+        title = _verdict_of_ranked(ranked, pairs).title
+        sentences.append(f"On {ranked[0].dataset}: {title}")
     return verdict._replace(sentences=(*verdict.sentences, *sentences))
 
 
@@ -297,9 +296,10 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
             sentences.append(
                 f"Voices stay most distinct with {most_distinct.name} (G_VD {text} dB)."
             )
-    not_attacked = [
-        one for one in ranked if strongest_attack_and_needs(one, headline_of(one).condition) is None
-    ]
+    not_attacked: list[EvaluatedSystem] = []
+    for system in ranked:
+        if strongest_attack_and_needs(system, headline_of(system).condition) is None:
+            not_attacked.append(system)
     sentences += [explain_no_attack(system) for system in not_attacked[:1]]
     return Verdict(verdict.level, title, tuple(sentences), verdict.reasons)
 
@@ -308,30 +308,28 @@ def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return the checks of all competing systems, the worst first; a check that all of them share
     is listed once.
     """
-    competing = [system for some in rank_competing_by_dataset(systems).values() for system in some]
-    names: dict[Check, list[str]] = defaultdict(list)
+    competing: list[EvaluatedSystem] = []
+    for ranked in rank_competing_by_dataset(systems).values():
+        competing += ranked
+    names_by_check: dict[Check, list[str]] = defaultdict(list)
     for system in competing:
         for check in system.report.checks:
-            names[check].append(system.name)
-    checks = [
-        (
-            check
-            if len(some) == len(competing)
-            else check._replace(name=f"{check.name}, {', '.join(some)}")
-        )
-        for check, some in names.items()
-    ]
-    return sort_checks([*find_identical_systems(systems), *checks])
+            names_by_check[check].append(system.name)
+    checks = find_identical_systems(systems)
+    for check, names in names_by_check.items():
+        if len(names) < len(competing):
+            checks.append(check._replace(name=f"{check.name}, {', '.join(names)}"))
+        else:
+            checks.append(check)
+    return sort_checks(checks)
 
 
 def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return a check for every two competing systems with identical scores."""
-    groups = rank_competing_by_dataset(systems).values()
-    return [
-        check
-        for some in groups
-        for check in check_identical_systems({one.name: one.report for one in some})
-    ]
+    checks: list[Check] = []
+    for ranked in rank_competing_by_dataset(systems).values():
+        checks += check_identical_systems({system.name: system.report for system in ranked})
+    return checks
 
 
 def compare_pairs_by_disclosure(
@@ -357,23 +355,20 @@ def _compare_systems(
     """Compare two systems by one scalar; None unless both have its jackknife, on the same
     speakers.
     """
-    one = first.report.jackknife
-    other = second.report.jackknife
-    if (
-        confidence is None
-        or one is None
-        or other is None
-        or key not in one.changes
-        or key not in other.changes
-    ):
+    jackknife = first.report.jackknife
+    other_jackknife = second.report.jackknife
+    if confidence is None or jackknife is None or other_jackknife is None:
         return None
-    has_same_speakers = first.speakers == second.speakers and one.groups.matches(other.groups)
+    if key not in jackknife.changes or key not in other_jackknife.changes:
+        return None
+    has_same_speakers = first.speakers == second.speakers and jackknife.groups.matches(
+        other_jackknife.groups
+    )
     if not has_same_speakers or math.isnan(first.get_or_nan(key) + second.get_or_nan(key)):
         return None
-    values = first.report.scalars[key], second.report.scalars[key]
-    return Pair(
-        first.name, second.name, key, paired_difference(key, values, (one, other), confidence)
-    )
+    values = (first.report.scalars[key], second.report.scalars[key])
+    difference = paired_difference(key, values, (jackknife, other_jackknife), confidence)
+    return Pair(first.name, second.name, key, difference)
 
 
 def table_of_pairs(pairs: Sequence[Pair]) -> Table:
@@ -416,8 +411,8 @@ def is_same_as_printed(key: str, first: float, second: float) -> bool:
     digits = re.search(r"\.(\d+)f", unit.spec)
     if digits is None or math.isnan(first + second):
         return first == second
-    places = int(digits[1])
-    return round(unit.scale * first, places) == round(unit.scale * second, places)
+    num_digits = int(digits[1])
+    return round(unit.scale * first, num_digits) == round(unit.scale * second, num_digits)
 
 
 def table_of_changes(
@@ -437,7 +432,7 @@ def table_of_changes(
         new = scalar_cell(name, after, with_interval=False)
         change = _describe_change(name, before, after, confidence)
         rows.append((Cell(heading_of(scalar(name))), old, new, change))
-    keys = [name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names]
+    keys = [name.removeprefix(scalar_key(scalar(name).condition, "")) for name in common_names]
     heads = ("measure", clean(before.name), clean(after.name), "change")
     title = clean(f"From {before.name} to {after.name}")
     return Table(title, heads, tuple(rows), keys=tuple(dict.fromkeys(keys)))
@@ -468,5 +463,7 @@ def _describe_change(
     direction = scalar(name).direction
     if direction is None:
         return Cell(f"{arrow} {'more distinct' if grows else 'less distinct'}")
-    tone = "better" if grows == (direction == "high") else "worse"
+    tone = "worse"
+    if grows == (direction == "high"):
+        tone = "better"
     return Cell(f"{arrow} {tone}", tone=tone)

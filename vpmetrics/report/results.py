@@ -75,7 +75,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vpmetrics import __version__
-from vpmetrics._scores.registry import SPEAKER, TAG, scalar, scalar_key
+from vpmetrics._scores.registry import SPEAKER, TAG, Scalar, scalar, scalar_key
 from vpmetrics.report.comparison import Pair, find_identical_systems
 from vpmetrics.report.difference import p_value_of
 from vpmetrics.report.headline import Risk
@@ -124,7 +124,9 @@ def make_results(
     """Return all results as JSON has them; ``files`` are the names of all files written into the
     same folder.
     """
-    keys = dict.fromkeys(key for system in systems for key in system.scalars)
+    keys: dict[str, None] = {}
+    for system in systems:
+        keys |= dict.fromkeys(system.scalars)
     return {
         "version": VERSION,
         "vpmetrics": __version__,
@@ -133,30 +135,35 @@ def make_results(
         "inputs": describe_inputs(run),
         "files": sorted(files),
         "checks": [check._asdict() for check in find_identical_systems(systems)],
-        "scalars": {
-            entry.key: {
-                "heading": entry.heading,
-                "unit": entry.unit.name,
-                "condition": entry.condition or None,
-                "direction": entry.direction,
-                "description": entry.description,
-            }
-            for entry in map(scalar, keys)
-        },
+        "scalars": {key: _describe_entry(scalar(key)) for key in keys},
         "systems": [_describe_system(system) for system in systems],
-        "differences": [
-            {
-                "first": pair.first,
-                "second": pair.second,
-                "scalar": pair.key,
-                "difference": _finite_or_none(float(pair.difference.value)),
-                "low": _finite_or_none(float(pair.difference.low)),
-                "high": _finite_or_none(float(pair.difference.high)),
-                "p_value": _finite_or_none(p_value_of(pair.difference)),
-                "told_apart": pair.is_told_apart,
-            }
-            for pair in pairs
-        ],
+        "differences": [_describe_pair(pair) for pair in pairs],
+    }
+
+
+def _describe_entry(entry: Scalar) -> dict[str, Any]:
+    """Return what a number means."""
+    return {
+        "heading": entry.heading,
+        "unit": entry.unit.name,
+        "condition": entry.condition or None,
+        "direction": entry.direction,
+        "description": entry.description,
+    }
+
+
+def _describe_pair(pair: Pair) -> dict[str, Any]:
+    """Return by how much two systems differ."""
+    difference = pair.difference
+    return {
+        "first": pair.first,
+        "second": pair.second,
+        "scalar": pair.key,
+        "difference": _finite_or_none(float(difference.value)),
+        "low": _finite_or_none(float(difference.low)),
+        "high": _finite_or_none(float(difference.high)),
+        "p_value": _finite_or_none(p_value_of(difference)),
+        "told_apart": pair.is_told_apart,
     }
 
 
@@ -246,40 +253,45 @@ def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
         **_describe_numbers(system),
         "rates": [_describe_rate(rate) for rate in collect_rates(system)],
         "utility": {name: _finite_or_none(value) for name, value in system.utility.items()},
-        "attributes": {
-            name: {key: _finite_or_none(float(value)) for key, value in numbers.items()}
-            for name, numbers in system.attributes.items()
-        },
+        "attributes": _describe_attributes(system),
         "notes": list(system.notes),
     }
     if system.groups:
-        described["groups"] = {
-            name: _describe_numbers(group) for name, group in system.groups.items()
-        }
+        groups: dict[str, Any] = {}
+        for name, group in system.groups.items():
+            groups[name] = _describe_numbers(group)
+        described["groups"] = groups
     if system.groups and system.weights:
-        average = {
-            key: _describe_value(key, value, system)
-            for key, value in average_of_groups(system).items()
-        }
-        described["average"] = {"weights": dict(system.weights), "scalars": average}
+        averages: dict[str, float | str | None] = {}
+        for key, value in average_of_groups(system).items():
+            averages[key] = _describe_value(key, value, system)
+        described["average"] = {"weights": dict(system.weights), "scalars": averages}
+    return described
+
+
+def _describe_attributes(system: EvaluatedSystem) -> dict[str, Any]:
+    described: dict[str, Any] = {}
+    for name, numbers in system.attributes.items():
+        described[name] = {key: _finite_or_none(float(value)) for key, value in numbers.items()}
     return described
 
 
 def _describe_numbers(system: EvaluatedSystem) -> dict[str, Any]:
+    scalars: dict[str, float | str | None] = {}
+    not_finite: dict[str, str] = {}
+    for key, value in system.scalars.items():
+        scalars[key] = _describe_value(key, value, system)
+        if not math.isfinite(value):
+            not_finite[key] = str(value)
+    trials: dict[str, dict[str, int]] = {}
+    for condition, report in system.report.conditions.items():
+        num_targets, num_nontargets = report.num_trials
+        trials[condition or "scores"] = {"target": num_targets, "nontarget": num_nontargets}
     return {
-        "scalars": {
-            key: _describe_value(key, value, system) for key, value in system.scalars.items()
-        },
-        "not_finite": {
-            key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)
-        },
+        "scalars": scalars,
+        "not_finite": not_finite,
         "utterances": system.utterances,
-        "trials": {
-            condition or "scores": dict(
-                zip(("target", "nontarget"), report.num_trials, strict=True)
-            )
-            for condition, report in system.report.conditions.items()
-        },
+        "trials": trials,
     }
 
 
@@ -287,4 +299,6 @@ def _describe_value(key: str, value: float, system: EvaluatedSystem) -> float | 
     unit = scalar(key).unit
     if unit is SPEAKER:
         return system.speaker_name(value)
-    return unit.show(value) if unit is TAG else _finite_or_none(value)
+    if unit is TAG:
+        return unit.show(value)
+    return _finite_or_none(value)

@@ -151,7 +151,9 @@ def _make_risk_row(risk: Risk) -> RiskRow:
     if risk.condition:
         heading += f", {risk.condition}"
     span = None
-    most = MOST_BITS if risk.is_in_bits else 1.0
+    most = 1.0
+    if risk.is_in_bits:
+        most = MOST_BITS
     if not math.isnan(risk.low):
         span = (_share_of(risk.low, most), _share_of(risk.high, most))
     limits = (f"{risk.limit_low:g}", f"{risk.limit_high:g}")
@@ -213,8 +215,9 @@ def _describe_chance_shortly(risk: Risk) -> str:
     if risk.value <= risk.chance:
         return "gives as much"
     chance = show_risk(risk, risk.chance)
-    is_within_chance = not math.isnan(risk.low_corrected) and not risk.is_shown
-    return "may give as much" if is_within_chance else f"gives {chance}"
+    if not math.isnan(risk.low_corrected) and not risk.is_shown:
+        return "may give as much"
+    return f"gives {chance}"
 
 
 def _describe_failed_checks(system: EvaluatedSystem) -> list[str]:
@@ -257,33 +260,42 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
         )
     if people := describe_people(system):
         sentences.append(people)
-    comparisons = {}
-    if attack is not None:
-        comparisons["plain comparison, without an attack,"] = system.get_or_nan("d_ece", condition)
-    comparisons["original speech"] = system.get_or_nan("d_ece", "OO")
-    show = scalar("disclosure").show
-    known = [
-        f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value)
-    ]
-    if known:
-        sentences.append(f"For comparison, in bits from one utterance: {', '.join(known)}.")
+    comparison = _describe_comparison(system, condition, has_attack=attack is not None)
+    if comparison:
+        sentences.append(comparison)
     return sentences
+
+
+def _describe_comparison(system: EvaluatedSystem, condition: str, has_attack: bool) -> str:
+    """Return what plain comparison finds, and what original speech discloses, in one sentence."""
+    bits_by_name: dict[str, float] = {}
+    if has_attack:
+        plain = system.get_or_nan("d_ece", condition)
+        bits_by_name["plain comparison, without an attack,"] = plain
+    bits_by_name["original speech"] = system.get_or_nan("d_ece", "OO")
+    show = scalar("disclosure").show
+    texts = [f"{name} {show(bits)}" for name, bits in bits_by_name.items() if not math.isnan(bits)]
+    if not texts:
+        return ""
+    return f"For comparison, in bits from one utterance: {', '.join(texts)}."
 
 
 def describe_people(system: EvaluatedSystem) -> str:
     """Return on how many people and utterances the numbers stand, and by which encoder."""
-    parts = []
+    phrases = []
     if system.speakers:
-        parts.append(f"{len(system.speakers):,} people")
+        phrases.append(f"{len(system.speakers):,} people")
     if system.utterances:
-        parts.append(f"{system.utterances:,} utterances")
+        phrases.append(f"{system.utterances:,} utterances")
     encoder = clean(headline_of(system).encoder)
     if not encoder and has_embeddings(system):
         encoder = "an encoder without a name"
     if encoder:
-        parts.append(f"compared by {encoder}")
-    text = ", ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+        phrases.append(f"compared by {encoder}")
+    if not phrases:
+        return ""
+    text = ", ".join(phrases)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def has_embeddings(system: EvaluatedSystem) -> bool:
@@ -297,11 +309,11 @@ def sort_checks(checks: Iterable[Check]) -> list[Check]:
 
 
 def conditions_meant_to_hide(system: EvaluatedSystem) -> list[str]:
-    """Return the conditions in which speakers should be hidden: OP, and PP or across; not within
-    one session.
-    """
+    """Return the conditions in which speakers should be hidden: OP, and PP or across."""
     conditions = conditions_in_table_order(system)
-    protected = "across" if "across" in conditions else "PP"
+    protected = "PP"
+    if "across" in conditions:
+        protected = "across"
     return [name for name in conditions if name in ("OP", protected, "")] or conditions[:1]
 
 
@@ -363,8 +375,8 @@ def explain_no_attack(system: EvaluatedSystem) -> str:
 
 def worst_speaker_name(system: EvaluatedSystem) -> str:
     """Return the name of the speaker who is protected worst; a dash where that is not known."""
-    place = headline_of(system).worst_place
-    return clean(system.speaker_name(math.nan if place < 0 else place))
+    index = headline_of(system).worst_place
+    return clean(system.speaker_name(math.nan if index < 0 else index))
 
 
 def sort_by_dataset_and_disclosure(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
@@ -372,17 +384,17 @@ def sort_by_dataset_and_disclosure(systems: Sequence[EvaluatedSystem]) -> list[E
     their whole.
     """
     key = ranking_key(systems)
-    bits = {system.name: getattr(headline_of(system), key) for system in systems}
+    bits_of_system = {system.name: getattr(headline_of(system), key) for system in systems}
 
     def sort_key(system: EvaluatedSystem) -> tuple[Any, ...]:
-        whole = system.part_of or system.name
+        combined = system.part_of or system.name
         return (
             system.dataset,
-            math.isnan(bits[whole]),
-            bits[whole],
-            whole,
+            math.isnan(bits_of_system[combined]),
+            bits_of_system[combined],
+            combined,
             bool(system.part_of),
-            bits[system.name],
+            bits_of_system[system.name],
         )
 
     return sorted(systems, key=sort_key)
@@ -474,11 +486,13 @@ def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
     """Return a disclosure and its interval as shares of the most there can be; None where they are
     not known.
     """
-    values = (cell.value, *cell.ends)
-    share, low, high = (
-        None if math.isnan(value) else min(max(value / MOST_BITS, 0.0), 1.0) for value in values
-    )
-    return share, None if low is None or high is None else (low, high)
+    shares: list[float | None] = []
+    for value in (cell.value, *cell.ends):
+        shares.append(None if math.isnan(value) else _share_of(value, MOST_BITS))
+    share, low, high = shares
+    if low is None or high is None:
+        return share, None
+    return share, (low, high)
 
 
 def summary_lines(system: EvaluatedSystem) -> list[str]:
@@ -495,7 +509,9 @@ def summary_lines(system: EvaluatedSystem) -> list[str]:
             lines.append(f"{row.heading:<{_HEADING_WIDTH}}{value}".rstrip())
             lines.append(f"{'':<{_HEADING_WIDTH}}{row.note}")
     rates = collect_rates(system)
-    return [*lines, "", *rate_lines(rates)] if rates else lines
+    if rates:
+        lines += ["", *rate_lines(rates)]
+    return lines
 
 
 def rate_lines(rates: Sequence[Rate]) -> list[str]:
@@ -551,13 +567,17 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     names = []
     for system in ranked:
         name = shorten(clean(system.name.removeprefix(f"{system.part_of}, ")), 18)
-        names.append(f"  {name}" if system.part_of else name)
+        if system.part_of:
+            name = f"  {name}"
+        names.append(name)
     width = max(6, *map(len, names))
     key = ranking_key(systems)
     title = "1 utterance [bit]"
     if key != "disclosure":
         title = f"{headline_of(ranked[0]).conversation_utterances:.0f} utterances [bit]"
-    utilities = list(dict.fromkeys(name for system in ranked for name in system.utility))
+    utilities: dict[str, None] = {}
+    for system in ranked:
+        utilities |= dict.fromkeys(system.utility)
     heads = [shorten(clean(name), 8) for name in utilities]
     lines = [
         f"{'system':<{width}}  {title:<21} {'of 100':<7} {'verdict':<13}{'  '.join(heads)}".rstrip()
@@ -569,7 +589,7 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
         line = f"{name:<{width}}  {bits!s:<21} {found:<7} {verdict_of(system).level:<13}"
         for utility, head in zip(utilities, heads, strict=True):
             value = system.utility.get(utility, math.nan)
-            text = "–" if math.isnan(value) else f"{value:.4g}"
+            text = DASH if math.isnan(value) else f"{value:.4g}"
             line += f"{text:<{len(head)}}  "
         lines.append(line[:WIDTH].rstrip())
     return lines
@@ -601,15 +621,15 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
-    """Return lines on each check that did not pass, and the number of those that did; no lines
-    without checks.
-    """
-    not_ok = [check for check in checks if check.status != "ok"]
-    texts = [
-        f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}" for check in not_ok
-    ]
-    if len(checks) > len(not_ok):
-        texts.append(f"{MARKS['ok']} {len(checks) - len(not_ok)} of {len(checks)} checks passed")
-    return [line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  ")] + [
-        ""
-    ] * bool(texts)
+    """Return lines on each check that did not pass, and the number of those that did."""
+    not_passed = [check for check in checks if check.status != "ok"]
+    texts = []
+    for check in not_passed:
+        texts.append(f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}")
+    num_passed = len(checks) - len(not_passed)
+    if num_passed:
+        texts.append(f"{MARKS['ok']} {num_passed} of {len(checks)} checks passed")
+    lines: list[str] = []
+    for text in texts:
+        lines += wrap(text, WIDTH, subsequent_indent="  ")
+    return [*lines, ""] if lines else []

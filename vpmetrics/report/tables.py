@@ -5,7 +5,7 @@ written from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vpmetrics._scores.registry import (
@@ -92,7 +92,8 @@ class Table(NamedTuple):
 
 def clean(text: str) -> str:
     """Return text on one line, without control characters, for readers that would act on them."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    printable_text = "".join(letter if letter.isprintable() else " " for letter in text)
+    return " ".join(printable_text.split())
 
 
 def conditions_in_table_order(system: EvaluatedSystem) -> list[str]:
@@ -153,21 +154,16 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     """Return all that is known of one system: the headline first, then details by family of
     measures.
     """
-    details = {
-        family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS]
-        for family in OF_CONDITION
-    }
-    detail_tables = [
-        _table_of_measures(system, _FAMILY_TITLES.get(key, key), keys)
-        for key, keys in details.items()
-    ]
-    entries = [
-        entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]
-    ]
+    detail_tables: list[Table] = []
+    for family in OF_CONDITION:
+        keys = [entry.key for entry in FAMILIES[family] if entry.key not in _HEADLINE_KEYS]
+        title = _FAMILY_TITLES.get(family, family)
+        detail_tables.append(_table_of_measures(system, title, keys)._replace(fold=title))
+    compared_keys: list[str] = []
+    for family in ("system", "relative", "calibration"):
+        compared_keys += [entry.key for entry in FAMILIES[family] if entry.key in system.scalars]
     conditions = conditions_in_table_order(system)
-    names = insert_strongest_before_plain(
-        (e.key for e in entries if e.key in system.scalars), conditions[0]
-    )
+    names = insert_strongest_before_plain(compared_keys, conditions[0])
     rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
     tables = [
         _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
@@ -176,7 +172,7 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
         _table_of_utility(system),
         _table_of_attributes(system),
         *(_table_of_groups(system, condition) for condition in conditions),
-        *(table._replace(fold=table.title) for table in detail_tables),
+        *detail_tables,
     ]
     return [table for table in tables if table.rows]
 
@@ -185,16 +181,18 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
     """Return scalars averaged over groups by weight; tags, attacks and interval ends have no
     average.
     """
+    if not system.weights:
+        return {}
     total = sum(system.weights.values())
-    return {
-        key: sum(
-            weight * system.groups[group].get_or_nan(key)
-            for group, weight in system.weights.items()
-        )
-        / total
-        for key in (system.scalars if system.weights else ())
-        if not key.endswith(CI_SUFFIXES) and scalar(key).unit.spec and scalar(key).unit is not COUNT
-    }
+    averages: dict[str, float] = {}
+    for key in system.scalars:
+        if key.endswith(CI_SUFFIXES) or not scalar(key).unit.spec or scalar(key).unit is COUNT:
+            continue
+        weighted_sum = 0.0
+        for group, weight in system.weights.items():
+            weighted_sum += weight * system.groups[group].get_or_nan(key)
+        averages[key] = weighted_sum / total
+    return averages
 
 
 def _table_of_measures(
@@ -204,22 +202,17 @@ def _table_of_measures(
     known.
     """
     conditions = conditions_in_table_order(system)
-    shown = [
-        key for key in keys if any(scalar_key(name, key) in system.scalars for name in conditions)
-    ]
+    shown: list[str] = []
+    for key in keys:
+        if any(scalar_key(condition, key) in system.scalars for condition in conditions):
+            shown.append(key)
     row_keys = insert_strongest_before_plain(shown)
-    rows = [
-        (
-            Cell(heading_of(scalar(key))),
-            *(scalar_cell(scalar_key(name, key), system) for name in conditions),
-        )
-        for key in row_keys
-    ]
-    for number, kind in enumerate(("target", "non-target") if has_trials else ()):
-        counts = [
-            system.report.conditions[condition].num_trials[number] for condition in conditions
-        ]
-        rows.append((Cell(f"{kind} trials"), *(Cell(f"{count:,}", count) for count in counts)))
+    rows: list[tuple[Cell, ...]] = []
+    for key in row_keys:
+        cells = [scalar_cell(scalar_key(condition, key), system) for condition in conditions]
+        rows.append((Cell(heading_of(scalar(key))), *cells))
+    if has_trials:
+        rows += _rows_of_trials(system, conditions)
     heads = (
         "measure",
         *(condition_with_challenge_name(condition, [system]) for condition in conditions),
@@ -227,27 +220,38 @@ def _table_of_measures(
     return Table(title, heads, tuple(rows), keys=tuple(row_keys))
 
 
+def _rows_of_trials(system: EvaluatedSystem, conditions: Sequence[str]) -> list[tuple[Cell, ...]]:
+    """Return the number of target trials and of non-target trials of each condition."""
+    targets: list[Cell] = []
+    nontargets: list[Cell] = []
+    for condition in conditions:
+        num_targets, num_nontargets = system.report.conditions[condition].num_trials
+        targets.append(Cell(f"{num_targets:,}", num_targets))
+        nontargets.append(Cell(f"{num_nontargets:,}", num_nontargets))
+    return [
+        (Cell("target trials"), *targets),
+        (Cell("non-target trials"), *nontargets),
+    ]
+
+
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return the measures that rank systems in challenges: of each group, of all trials, and
     averaged over groups.
     """
     keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
-    if condition == "OO":
-        keys = keys
-    else:
+    if condition != "OO":
         keys = insert_strongest_before_plain(keys)
     names = [scalar_key(condition, key) for key in keys]
+    groups: dict[str, EvaluatedSystem] = {}
     if system.groups:
-        parts = {**system.groups, "all together": system}
-    else:
-        parts = {}
-    rows = [
-        (Cell(clean(part)), *(scalar_cell(name, group) for name in names))
-        for part, group in parts.items()
-    ]
+        groups = {**system.groups, "all together": system}
+    rows: list[tuple[Cell, ...]] = []
+    for group_name, group in groups.items():
+        cells = [scalar_cell(name, group) for name in names]
+        rows.append((Cell(clean(group_name)), *cells))
     if rows and system.weights:
-        average = average_of_groups(system)
-        cells = [value_cell(scalar(name), average.get(name, math.nan)) for name in names]
+        averages = average_of_groups(system)
+        cells = [value_cell(scalar(name), averages.get(name, math.nan)) for name in names]
         rows.append((Cell("average by weight"), *cells))
     heads = ("group", *(heading_of(scalar(key)) for key in keys))
     return Table(f"By group, {condition or 'scores'}", heads, tuple(rows), keys=tuple(keys))
@@ -301,13 +305,14 @@ def _table_of_utility(system: EvaluatedSystem) -> Table:
 
 def _table_of_attributes(system: EvaluatedSystem) -> Table:
     """Return the disclosure of attributes such as sex, as AttributeDisclosure computes it."""
-    shown = [
-        key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())
-    ]
-    rows = [
-        (Cell(clean(name)), *(attribute_cell(numbers, key) for key in shown))
-        for name, numbers in system.attributes.items()
-    ]
+    shown: list[str] = []
+    for key in _ATTRIBUTES:
+        if any(key in numbers for numbers in system.attributes.values()):
+            shown.append(key)
+    rows: list[tuple[Cell, ...]] = []
+    for name, numbers in system.attributes.items():
+        cells = [attribute_cell(numbers, key) for key in shown]
+        rows.append((Cell(clean(name)), *cells))
     caption = "What a classifier fitted on other speakers learns from protected speech."
     return Table(
         "Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption
@@ -316,10 +321,12 @@ def _table_of_attributes(system: EvaluatedSystem) -> Table:
 
 def attribute_cell(numbers: Mapping[str, float], key: str) -> Cell:
     """Return a number of an attribute, with its interval where it has one."""
-    entry = scalar("eer" if key in ("accuracy", "majority") else "d_ece")
-    return value_cell(
-        entry, *(numbers.get(name, math.nan) for name in (key, *(key + end for end in CI_SUFFIXES)))
-    )
+    entry = scalar("d_ece")
+    if key in ("accuracy", "majority"):
+        entry = scalar("eer")
+    low_key, high_key = (f"{key}{end}" for end in CI_SUFFIXES)
+    value = numbers.get(key, math.nan)
+    return value_cell(entry, value, numbers.get(low_key, math.nan), numbers.get(high_key, math.nan))
 
 
 def has_conditions(entry: Scalar) -> bool:
