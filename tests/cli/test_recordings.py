@@ -198,6 +198,7 @@ def test_enrolment_lists_apply(tmp_path, evaluate, folders, encoder, name):
             "Expected no --format with recordings: it would do nothing",
         ),
         (["o", "a", "--utt2spk", "nowhere"], "nowhere cannot be read"),
+        (["o", "a", "--enrolls", "nowhere", "--encoder", "unheard"], "nowhere: cannot be read"),
         (["o", "empty"], "Expected recordings ("),
         (
             ["empty", "empty"],

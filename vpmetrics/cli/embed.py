@@ -20,6 +20,9 @@ def embed(options: EmbedOptions, console: Console) -> None:
     if options.out.exists():
         raise InputError("exists already; choose another name", options.out)
     check_output_file(options.out)
+    segment_seconds = None
+    if options.encoder == "f0":
+        segment_seconds = F0_SEGMENT_SECONDS
     with (
         translate_audio_errors(),
         show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as set_done,
@@ -33,7 +36,7 @@ def embed(options: EmbedOptions, console: Console) -> None:
             speaker_pattern=options.speaker_pattern,
             device=options.device,
             partial=options.partial,
-            segment_seconds=F0_SEGMENT_SECONDS if options.encoder == "f0" else None,
+            segment_seconds=segment_seconds,
             progress=lambda done, total, _left: set_done(done / total),
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)

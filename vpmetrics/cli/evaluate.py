@@ -37,7 +37,9 @@ def _find_inputs(options: EvaluateOptions) -> SystemInputs:
         raise InputError(
             f"Expected ORIGINAL and PROTECTED, or one file of all arrays, but got {got}."
         )
-    container = options.inputs[0] if options.inputs else None
+    container = None
+    if options.inputs:
+        container = options.inputs[0]
     name = _choose_name(options, (*options.inputs, *options.protected, *options.original))
     return SystemInputs(name, container, options.original, options.protected)
 

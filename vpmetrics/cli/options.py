@@ -162,7 +162,9 @@ def read_options(kind: type[Options], parsed: Namespace) -> Options:
             values[field.name] = read_options(types[field.name], parsed)
         elif hasattr(parsed, field.name):
             value = getattr(parsed, field.name)
-            values[field.name] = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                value = tuple(value)
+            values[field.name] = value
     return kind(**values)
 
 

@@ -53,9 +53,10 @@ def holds_recordings(source: str) -> bool:
     if path.is_dir():
         from vpmetrics.audio.reading import SUFFIXES
 
-        return any(
-            each.suffix.lower() in SUFFIXES or each == path / "wav.scp" for each in path.rglob("*")
-        )
+        for entry in path.rglob("*"):
+            if entry.suffix.lower() in SUFFIXES or entry == path / "wav.scp":
+                return True
+        return False
     if format_suffix(path) in ("csv", "tsv") and path.is_file():
         with path.open(errors="replace") as file:
             return "path" in re.split("[,\t]", file.readline(1 << 12).strip().lower())
@@ -102,7 +103,9 @@ def check_encoders(options: RecordingOptions) -> list[Encoder]:
 
 def name_encoder(encoder: str) -> str:
     """Return the name of an encoder as reports show it: of a file, its name without the suffix."""
-    return Path(encoder).stem if Path(encoder).exists() else encoder
+    if Path(encoder).exists():
+        return Path(encoder).stem
+    return encoder
 
 
 def embed_system(
@@ -115,6 +118,9 @@ def embed_system(
 
     encoders = choose_encoders(options)
     is_segmented = encoders == ["f0"]  # beside other encoders, an utterance is one row
+    segment_seconds = None
+    if is_segmented:
+        segment_seconds = F0_SEGMENT_SECONDS
     by_encoder: dict[str, PairedEmbeddings] = {}
     notes: list[str] = []
     with translate_audio_errors():
@@ -136,7 +142,7 @@ def embed_system(
                     network,
                     cache=cache,
                     partial=rows.partial,
-                    segment_seconds=F0_SEGMENT_SECONDS if is_segmented else None,
+                    segment_seconds=segment_seconds,
                     progress=lambda done, _total, _left: set_done(done),
                 )
             by_encoder[name_encoder(encoder)] = embedded
@@ -162,42 +168,56 @@ def _join_encoders(
     by_encoder: dict[str, PairedEmbeddings], pairs: RecordingPairs, notes: list[str]
 ) -> EmbeddedSystem:
     """Put the embeddings of all encoders side by side, for the utterances that all of them have."""
-    first = next(iter(by_encoder.values()))
-    is_common = set(first.utterances).intersection(*(one.utterances for one in by_encoder.values()))
-    kept = [name for name in first.utterances if name in is_common]
-    sides: dict[str, list[torch.Tensor]] = {"original": [], "protected": []}
-    for embedded in by_encoder.values():
-        row_of = {name: row for row, name in enumerate(embedded.utterances)}
-        index = torch.tensor([row_of[name] for name in kept], dtype=torch.int64)
-        sides["original"].append(embedded.original[index])
-        sides["protected"].append(embedded.protected[index])
-    row_of = {name: row for row, name in enumerate(first.utterances)}
-    chosen_rows = [row_of[name] for name in kept]
-    speakers, speaker_names = _number_labels(first.speakers, chosen_rows)
-    sessions, _ = _number_labels(first.sessions, chosen_rows)
-    groups, group_names = _number_labels(first.groups, chosen_rows)
+    common_names = _find_common_utterances(by_encoder)
+    originals: list[torch.Tensor] = []
+    protecteds: list[torch.Tensor] = []
+    encoders: list[Encoder] = []
+    for name, embedded in by_encoder.items():
+        rows = torch.tensor(_find_rows(embedded, common_names), dtype=torch.int64)
+        originals.append(embedded.original[rows])
+        protecteds.append(embedded.protected[rows])
+        encoders.append(Encoder(name, embedded.original.shape[1]))
+
+    # Labels and files are those of the first encoder: all have the same.
+    first_encoder = next(iter(by_encoder.values()))
+    first_rows = _find_rows(first_encoder, common_names)
+    speakers, speaker_names = _number_labels(first_encoder.speakers, first_rows)
+    sessions, _ = _number_labels(first_encoder.sessions, first_rows)
+    groups, group_names = _number_labels(first_encoder.groups, first_rows)
     assert speakers is not None  # pairs have speakers
-    encoders = tuple(
-        Encoder(name, embedded.original.shape[1]) for name, embedded in by_encoder.items()
-    )
     embeddings = Embeddings(
-        torch.cat(sides["original"], dim=1),
-        torch.cat(sides["protected"], dim=1),
+        torch.cat(originals, dim=1),
+        torch.cat(protecteds, dim=1),
         speakers,
         speaker_names,
         notes=tuple(notes),
         sessions=sessions,
         groups=groups,
         group_names=group_names,
-        utterance_names=tuple(kept),
-        encoders=encoders,
+        utterance_names=tuple(common_names),
+        encoders=tuple(encoders),
     )
-    original_of = {
-        two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)
-    }
-    protected_files = [first.rows[row].path for row in chosen_rows]
+    original_of: dict[Path, Path] = {}
+    for original, protected in zip(pairs.original, pairs.protected, strict=True):
+        original_of[protected.path] = original.path
+    protected_files = [first_encoder.rows[row].path for row in first_rows]
     files = [(original_of[path], path) for path in protected_files]
-    return EmbeddedSystem(embeddings, files, _check_common_utterances(by_encoder, len(kept)))
+    check = _check_common_utterances(by_encoder, len(common_names))
+    return EmbeddedSystem(embeddings, files, check)
+
+
+def _find_common_utterances(by_encoder: dict[str, PairedEmbeddings]) -> list[str]:
+    """Return the utterances that every encoder took, in the order of the first encoder."""
+    embedded_by_each = list(by_encoder.values())
+    common = set(embedded_by_each[0].utterances)
+    for embedded in embedded_by_each[1:]:
+        common &= set(embedded.utterances)
+    return [name for name in embedded_by_each[0].utterances if name in common]
+
+
+def _find_rows(embedded: PairedEmbeddings, utterances: Sequence[str]) -> list[int]:
+    row_of = {name: row for row, name in enumerate(embedded.utterances)}
+    return [row_of[name] for name in utterances]
 
 
 def _number_labels(
@@ -240,8 +260,8 @@ def pick_worst_and_best_speakers(system: EvaluatedSystem, embedded: EmbeddedSyst
     if speakers is None:
         return []
     disclosures = speakers.probed.d_ece.tolist()
-    known = [speaker for speaker, value in enumerate(disclosures) if not math.isnan(value)]
-    ranked = sorted(known, key=lambda speaker: -disclosures[speaker])
+    measured = [speaker for speaker, value in enumerate(disclosures) if not math.isnan(value)]
+    ranked = sorted(measured, key=lambda speaker: -disclosures[speaker])
     if not ranked:
         return []
     headline = system.report.headline

@@ -35,7 +35,12 @@ from vpmetrics.readers.embeddings import (
 from vpmetrics.readers.formats import READERS
 from vpmetrics.readers.progress import show_progress
 from vpmetrics.readers.score_matrices import is_score_matrix
-from vpmetrics.readers.trial_files import has_score_column, read_attributes, read_map
+from vpmetrics.readers.trial_files import (
+    has_score_column,
+    read_attributes,
+    read_first_column,
+    read_map,
+)
 from vpmetrics.report.outputs import Sample
 from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.suite import VoicePrivacy
@@ -58,8 +63,10 @@ class SystemInputs:
     @property
     def sources(self) -> tuple[str, ...]:
         """All sources that are given."""
-        containers = () if self.container is None else (self.container,)
-        return (*containers, *self.original, *self.protected)
+        sides = (*self.original, *self.protected)
+        if self.container is None:
+            return sides
+        return (self.container, *sides)
 
 
 @dataclass(frozen=True)
@@ -72,20 +79,21 @@ class EvaluatedSpeech:
 
 def evaluate_speech(inputs: Sequence[SystemInputs], options: SpeechOptions) -> EvaluatedSpeech:
     """Check all options, then evaluate each system."""
-    kind = _find_kind(inputs, options)
-    _check_options(inputs, options, kind)
-    if kind == RECORDINGS:
+    input_kind = _find_input_kind(inputs, options)
+    _check_options(inputs, options, input_kind)
+    if input_kind == RECORDINGS:
         return _evaluate_recordings(inputs, options)
-    if kind == LISTED_TRIALS:
-        return EvaluatedSpeech([_evaluate_listed_trials(one, options) for one in inputs], [])
+    if input_kind == LISTED_TRIALS:
+        systems = [_evaluate_listed_trials(of_system, options) for of_system in inputs]
+        return EvaluatedSpeech(systems, [])
     return EvaluatedSpeech(_evaluate_embeddings(inputs, options), [])
 
 
-def _find_kind(inputs: Sequence[SystemInputs], options: SpeechOptions) -> str:
+def _find_input_kind(inputs: Sequence[SystemInputs], options: SpeechOptions) -> str:
     """Return what the inputs hold; raise for what other commands read, and where a side is
     missing.
     """
-    sources = [source for one in inputs for source in one.sources]
+    sources = _list_sources(inputs)
     for source in sources:
         _reject_input_of_other_commands(source, options)
     is_audio = [holds_recordings(source) for source in sources]
@@ -93,12 +101,20 @@ def _find_kind(inputs: Sequence[SystemInputs], options: SpeechOptions) -> str:
         return LISTED_TRIALS
     if not any(is_audio):
         return EMBEDDINGS
-    for one in inputs:
-        if len(one.original) != 1 or len(one.protected) != 1:
-            got = ", ".join(one.sources)
+    for of_system in inputs:
+        if len(of_system.original) != 1 or len(of_system.protected) != 1:
+            got = ", ".join(of_system.sources)
             message = "Expected two folders of recordings, original and protected, but got"
             raise InputError(f"{message} {got}: the other side is missing.")
     return RECORDINGS
+
+
+def _list_sources(inputs: Sequence[SystemInputs]) -> list[str]:
+    """Return the sources of all systems."""
+    sources: list[str] = []
+    for of_system in inputs:
+        sources += of_system.sources
+    return sources
 
 
 def _reject_input_of_other_commands(source: str, options: SpeechOptions) -> None:
@@ -118,19 +134,19 @@ def _reject_input_of_other_commands(source: str, options: SpeechOptions) -> None
         return
     if not Path(path).is_file():  # a pipe or a device
         raise InputError("expected a file or a folder", path)
-    known = ", ".join(f".{name}" for name in READERS)
+    suffixes = ", ".join(f".{name}" for name in READERS)
     hint = (
         f"scores of trials are for `vpmetrics scores {path}`; --format tells the format of other"
         " names"
     )
-    raise InputError(f"expected recordings, or embeddings ({known}); {hint}", path)
+    raise InputError(f"expected recordings, or embeddings ({suffixes}); {hint}", path)
 
 
-def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind: str) -> None:
+def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, input_kind: str) -> None:
     """Raise for options that cannot be used, before anything is computed."""
-    names = [one.name for one in inputs]
+    names = [of_system.name for of_system in inputs]
     check_utility(options.output, names)
-    check_outputs(options.output, [source for one in inputs for source in one.sources])
+    check_outputs(options.output, _list_sources(inputs))
     rows = options.rows
     measures = options.measures
     if rows.format is not None and rows.format not in READERS:
@@ -145,42 +161,44 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, kind:
         read_attributes(options.attributes)
     if options.weights is not None:
         read_map(options.weights, "group weight")
-    if kind == RECORDINGS:
-        reject(rows, ("format", "sessions", "groups"), kind)
-        reject(measures, ("plda_fit",), kind)
-        reject(options, ("trials", "key_columns"), kind)
+    if input_kind == RECORDINGS:
+        reject(rows, ("format", "sessions", "groups"), input_kind)
+        reject(measures, ("plda_fit",), input_kind)
+        reject(options, ("trials", "key_columns"), input_kind)
+        if rows.enrolls is not None:
+            read_first_column(rows.enrolls)
         encoders = check_encoders(options.recordings)
         if measures.distractors is not None:
             read_distractors(measures.distractors, _make_empty_embeddings(encoders), rows)
         return
-    reject(options.recordings, ("encoder", "feature", "device", "no_audio"), kind)
+    reject(options.recordings, ("encoder", "feature", "device", "no_audio"), input_kind)
     if measures.distractors is not None and locate_source(measures.distractors)[0] is None:
         raise InputError("no such file for --distractors", measures.distractors)
-    if kind == LISTED_TRIALS:
-        reject(rows, ("sessions",), kind)
-        reject(measures, ("population", "distractors"), kind)
-        reject(options, ("attributes",), kind)
+    if input_kind == LISTED_TRIALS:
+        reject(rows, ("sessions",), input_kind)
+        reject(measures, ("population", "distractors"), input_kind)
+        reject(options, ("attributes",), input_kind)
     else:
-        reject(options, ("key_columns",), kind)
+        reject(options, ("key_columns",), input_kind)
 
 
-def reject(options: Any, names: Iterable[str], kind: str) -> None:
+def reject(options: Any, names: Iterable[str], input_kind: str) -> None:
     """Raise if an option was given that would do nothing with a kind of input, which is a
     misunderstanding.
     """
     defaults = {field.name: field.default for field in fields(options)}
     for name in names:
-        given = getattr(options, name)
-        if given not in (None, False, (), defaults[name]):
+        value = getattr(options, name)
+        if value not in (None, False, (), defaults[name]):
             option = {"speakers": "utt2spk"}.get(name, name).replace("_", "-")
-            raise InputError(f"Expected no --{option} with {kind}: it would do nothing.")
+            raise InputError(f"Expected no --{option} with {input_kind}: it would do nothing.")
 
 
 def _evaluate_recordings(inputs: Sequence[SystemInputs], options: SpeechOptions) -> EvaluatedSpeech:
     """Evaluate systems from recordings, and pick some of the first system to listen to."""
     out = options.output.out
     is_f0_alone = options.recordings.encoder == ("f0",) and not options.recordings.feature
-    metric = make_metric(options, "euclidean" if is_f0_alone else "cosine")
+    metric = make_metric(options, default_scoring="euclidean" if is_f0_alone else "cosine")
     systems: list[EvaluatedSystem] = []
     samples: list[Sample] = []
     with TemporaryDirectory(prefix="vpmetrics-") as temporary:
@@ -188,11 +206,15 @@ def _evaluate_recordings(inputs: Sequence[SystemInputs], options: SpeechOptions)
             cache = Path(temporary)
         else:
             cache = out.with_name(f"{out.name}-embeddings")
-        for one in inputs:
+        for of_system in inputs:
             embedded = embed_system(
-                one.original[0], one.protected[0], options.recordings, options.rows, cache
+                of_system.original[0],
+                of_system.protected[0],
+                options.recordings,
+                options.rows,
+                cache,
             )
-            system = _evaluate_with_attributes(one.name, embedded.embeddings, options, metric)
+            system = _evaluate_with_attributes(of_system.name, embedded.embeddings, options, metric)
             system = _add_encoder_check(system, embedded)
             systems += evaluation.list_encoders(system)
             if out is not None and not options.recordings.no_audio and not samples:
@@ -214,18 +236,20 @@ def _evaluate_embeddings(
     """Evaluate systems from files of embeddings; originals that they share are scored once."""
     metric = make_metric(options)
     systems: list[EvaluatedSystem] = []
-    first: Embeddings | None = None
-    for one in inputs:
-        embeddings = read_embeddings(one.container, one.original, one.protected, options.rows)
-        if first is None:
-            first = embeddings
-        elif not _has_same_originals(embeddings, first):
+    of_first_system: Embeddings | None = None
+    for of_system in inputs:
+        embeddings = read_embeddings(
+            of_system.container, of_system.original, of_system.protected, options.rows
+        )
+        if of_first_system is None:
+            of_first_system = embeddings
+        elif not _has_same_originals(embeddings, of_first_system):
             note = (
-                f"{one.name}: its original embeddings are not those of {inputs[0].name}, to which"
-                " `original` refers"
+                f"{of_system.name}: its original embeddings are not those of {inputs[0].name}, to"
+                " which `original` refers"
             )
             embeddings = embeddings._replace(notes=(*embeddings.notes, note))
-        systems.append(_evaluate_with_attributes(one.name, embeddings, options, metric))
+        systems.append(_evaluate_with_attributes(of_system.name, embeddings, options, metric))
     return systems
 
 
@@ -260,12 +284,14 @@ def _evaluate_with_attributes(
         )
 
 
-def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> EvaluatedSystem:
+def _evaluate_listed_trials(inputs: SystemInputs, options: SpeechOptions) -> EvaluatedSystem:
     """Evaluate a system by exactly the trials of a list, and attack the utterances they name."""
     rows = options.rows
     measures = options.measures
-    files = EmbeddingFiles(one.container, rows.format, rows.strip_suffix)
-    original, protected = trial_protocol.read_protocol_sides(files, one.original, one.protected)
+    files = EmbeddingFiles(inputs.container, rows.format, rows.strip_suffix)
+    original, protected = trial_protocol.read_protocol_sides(
+        files, inputs.original, inputs.protected
+    )
     protocol = trial_protocol.read_protocol_options(rows, options.trials, options.key_columns)
     complete, check = trial_protocol.drop_missing_trials(protocol, (original, protected))
     if rows.partial:
@@ -273,7 +299,7 @@ def _evaluate_listed_trials(one: SystemInputs, options: SpeechOptions) -> Evalua
     scoring = read_scoring(measures, rows.speakers, rows.format)
     weights = trial_protocol.read_weights_or_empty(options.weights, set(protocol.group_of.values()))
     listed = trial_protocol.score_protocol(original, protected, protocol, scoring)
-    system = evaluation.evaluate_listed_trials(one.name, listed, weights, measures.intervals)
+    system = evaluation.evaluate_listed_trials(inputs.name, listed, weights, measures.intervals)
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
     embeddings = trial_protocol.TrialEmbeddings(original, protected, protocol)
     is_attacked = not measures.no_attacks
@@ -313,5 +339,4 @@ def read_scoring(
 
 def name_of_sources(sources: Iterable[str]) -> str:
     """Return the name of the first source, for a title."""
-    first = next(iter(sources), "")
-    return printable(Path(first).name)
+    return printable(Path(next(iter(sources), "")).name)

@@ -87,7 +87,10 @@ def publish_systems(
     """
     output = options.output
     utility = challenge.read_utility(output.utility, [system.name for system in systems])
-    with_utility = [replace(one, utility={**one.utility, **utility[one.name]}) for one in systems]
+    with_utility: list[EvaluatedSystem] = []
+    for system in systems:
+        of_system = {**system.utility, **utility[system.name]}
+        with_utility.append(replace(system, utility=of_system))
     evaluation.check_anything_defined(with_utility)
     settings: dict[str, object] = {}
     if any(report.identification for report in systems[0].report.conditions.values()):
@@ -129,9 +132,9 @@ def _print_summary(content: Content, options: OutputOptions, console: Console) -
     if options.all:
         for path, description in content.run.inputs.items():
             _print_text(printable(f"{path}: {description}"), console, "dim")
-    first, *others = _summary_lines(content)
-    _print_text(first, console, "bold")
-    for line in [*others, ""]:
+    title, *lines = _summary_lines(content)
+    _print_text(title, console, "bold")
+    for line in [*lines, ""]:
         _print_text(line, console)
     if options.all:
         print_tables(content.tables, console)
@@ -175,31 +178,39 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
         # Headings stand word by word, so that a dozen columns fit into 80 characters.
         heads = [table.columns[0]]
         heads += [text.replace(" ", "\n") for text in table.columns[1:]]
-        widths = [_column_width(head, table, at) for at, head in enumerate(heads)]
-        is_roomy = sum(widths) + 2 * len(widths) <= console.width
-        gap = 2 if is_roomy else 1
+        widths = [_column_width(head, table, column) for column, head in enumerate(heads)]
+        gap = 1
+        if sum(widths) + 2 * len(widths) <= console.width:
+            gap = 2
         title = table.title
         for columns in _split_columns(widths, gap, console.width):
-            grid = RichTable(
-                title=Text(title, "bold"),
-                title_justify="left",
-                box=box.SIMPLE_HEAD,  # which puts one space between columns
-                padding=(0, gap - 1, 0, 0),
-                show_edge=False,
-                pad_edge=False,
-            )
-            grid.add_column(Text(heads[0]), justify="left", overflow="fold")
-            for at in columns:
-                grid.add_column(Text(heads[at]), justify="right", no_wrap=True, overflow="fold")
-            for row in table.rows:
-                cells = [row[at] for at in (0, *columns)]
-                grid.add_row(*(Text(str(cell), _STYLES.get(cell.tone, "")) for cell in cells))
-            console.print(grid)
+            console.print(_make_grid(table, title, heads, columns, gap))
             title = f"{table.title} (continued)"
 
 
-def _column_width(head: str, table: Table, at: int) -> int:
-    texts = [*head.split("\n"), *(str(row[at]) for row in table.rows)]
+def _make_grid(
+    table: Table, title: str, heads: Sequence[str], columns: Sequence[int], gap: int
+) -> RichTable:
+    """Return the first column of a table and some others, with ``gap`` spaces between them."""
+    grid = RichTable(
+        title=Text(title, "bold"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,  # which puts one space between columns
+        padding=(0, gap - 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
+    )
+    grid.add_column(Text(heads[0]), justify="left", overflow="fold")
+    for column in columns:
+        grid.add_column(Text(heads[column]), justify="right", no_wrap=True, overflow="fold")
+    for row in table.rows:
+        cells = [row[column] for column in (0, *columns)]
+        grid.add_row(*(Text(str(cell), _STYLES.get(cell.tone, "")) for cell in cells))
+    return grid
+
+
+def _column_width(head: str, table: Table, column: int) -> int:
+    texts = [*head.split("\n"), *(str(row[column]) for row in table.rows)]
     return max(map(cell_len, texts))
 
 
@@ -208,13 +219,13 @@ def _split_columns(widths: Sequence[int], gap: int, total_width: int) -> list[li
     terminal.
     """
     room = total_width - min(widths[0], total_width // 2)
-    parts: list[list[int]] = []
+    columns_by_grid: list[list[int]] = []
     used = room
-    for at in range(1, len(widths)):
-        width = widths[at] + gap
-        if not parts or used + width > room:
-            parts.append([])
+    for column in range(1, len(widths)):
+        width = widths[column] + gap
+        if not columns_by_grid or used + width > room:
+            columns_by_grid.append([])
             used = 0
-        parts[-1].append(at)
+        columns_by_grid[-1].append(column)
         used += width
-    return parts
+    return columns_by_grid
