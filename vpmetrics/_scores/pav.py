@@ -20,8 +20,9 @@ from vpmetrics._util.dtypes import Array, is_numpy_ready
 
 _ROUNDS = 32  # of pooling runs; random trials need about ten, crafted ones as many as there are
 _FEW = 1 << 13  # elements: to pool them one by one takes less time than many more rounds
-# of the squares of a GPU's runs; twice as many save seven tenths of one merge by halves
-_MOST_SQUARE_ENTRIES = 1 << 24
+# entries of the squares of a GPU's runs; twice as many take longer to move, 80 bytes each, than the
+# 58 operations of the merge that they save take to launch
+_MOST_SQUARE_ENTRIES = 1 << 22
 
 
 def sum_over_pools(values: Tensor, pool: Tensor) -> Tensor:
@@ -120,15 +121,16 @@ def _number_pools_in_squares(targets: Tensor, masses: Tensor) -> Tensor:
     """Return what :func:`number_pools` returns for shares of targets, in few operations on a GPU.
 
     Runs of elements are fitted at once, from the shares of all their intervals. They are as long as
-    memory allows, mostly all elements, and neighbours are merged by halves.
+    memory bandwidth allows, and neighbours are merged by halves.
     """
     if targets.numel() == 0:
         return torch.zeros_like(targets, dtype=torch.long)
     place = _places_by_weight(masses)
     targets = _move_to_places(targets, masses, place)
     masses = _move_to_places(masses, masses, place)
+    num_places = targets.shape[-1]
     affordable_length = max(1, _MOST_SQUARE_ENTRIES // targets.numel())
-    length = min(targets.shape[-1], 1 << (affordable_length.bit_length() - 1))
+    length = min(num_places, 1 << (affordable_length.bit_length() - 1))
     runs = (-1, length)
     fits = _fit_shares(targets.unflatten(-1, runs), masses.unflatten(-1, runs)).flatten(-2)
     return _number_distinct(_merge_fits(fits, masses, length), place)

@@ -98,12 +98,6 @@ class Steps:
         """Return the finite ratio of every step under Laplace's rule; every trial counts
         ``trial_weight`` times.
         """
-        llr_by_weight: dict[int, Tensor] = self.__dict__.setdefault("_laplace_llr_by_weight", {})
-        if trial_weight not in llr_by_weight:
-            llr_by_weight[trial_weight] = self._compute_laplace_llr(trial_weight)
-        return llr_by_weight[trial_weight]
-
-    def _compute_laplace_llr(self, trial_weight: int) -> Tensor:
         # One label of each class lies below the lowest score and again above the highest. Each two
         # form a pool of even odds, which takes up neighbours until the odds of the next one are
         # further from even than its own.
@@ -172,7 +166,8 @@ class StepsOfBothSigns:
         nontargets = torch.stack([self.ascending.nontargets, self.descending.nontargets])
         both = Steps(self.ascending.edges, targets, nontargets)
         # One PAV serves both, here and in what else is asked of them.
-        for sign, steps in enumerate(self):
+        for sign in (0, 1):
+            steps = self[sign]
             vars(steps)["pool_of_step"] = both.pool_of_step[sign]
             vars(steps)["pools"] = Pools(*[values[sign] for values in both.pools])
         return expected_disclosure(both)
@@ -268,12 +263,12 @@ def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> St
         reasons = {"Some scores are NaN.": has_nan, **reasons}
     warn_first(reasons)
     nan_or_one = steps.ascending.targets.new_ones(()).masked_fill(is_undefined, torch.nan)
-
-    def mark(of_sign: Steps) -> Steps:
-        targets = of_sign.targets * nan_or_one
-        return replace(of_sign, targets=targets, nontargets=of_sign.nontargets * nan_or_one)
-
-    return StepsOfBothSigns(mark(steps.ascending), mark(steps.descending))
+    marked: list[Steps] = []
+    for sign in (0, 1):
+        targets = steps[sign].targets * nan_or_one
+        nontargets = steps[sign].nontargets * nan_or_one
+        marked.append(replace(steps[sign], targets=targets, nontargets=nontargets))
+    return StepsOfBothSigns(*marked)
 
 
 def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:

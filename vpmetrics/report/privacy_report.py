@@ -249,7 +249,9 @@ def join_conditions(
     scalars |= _largest_of_conditions(conditions, scalars)
     scalars |= of_system or {}
     if dtype is not None:
-        scalars = {key: value.to(dtype) for key, value in scalars.items()}
+        # Together: one operation for many small numbers.
+        values = torch.stack(list(scalars.values())).to(dtype).unbind() if scalars else ()
+        scalars = dict(zip(scalars, values, strict=True))
     order = scalar_keys(("", *conditions), has_attacks=True, has_sessions=True, sizes=sizes)
     scalars = {key: scalars[key] for key in order if key in scalars}
     jackknife = _join_jackknives(conditions, scalars)
