@@ -38,11 +38,12 @@ from vpmetrics.report.parts import (
     compute_found,
     compute_linkability_chance,
     compute_population,
-    compute_scores,
     compute_similarity,
     compute_speakers,
     form_all_pairs,
     form_folds,
+    measure_scores,
+    replicate_scores,
     score_pairs,
     summarise_pairs,
 )
@@ -108,10 +109,13 @@ def report_condition(
     pairs = form_all_pairs(data, condition, settings)
     scores = score_pairs(pairs, condition, settings)
 
+    # Measured first, so that one PAV serves both signs.
+    scalars = measure_scores(scores, settings)
     similarity = None
     if Part.SIMILARITY in parts:
         similarity = summarise_pairs(pairs, scores, settings)
-    scored = compute_scores(
+    scored = replicate_scores(
+        scalars,
         pairs,
         scores,
         data.speakers,

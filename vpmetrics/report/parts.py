@@ -218,7 +218,17 @@ def score_pairs(
     return scores
 
 
-def compute_scores(
+def measure_scores(scores: ConditionScores, settings: ReportSettings) -> dict[str, Tensor]:
+    """Compute the score measures that are asked for."""
+    scalars: dict[str, Tensor] = {}
+    for key, measure in SCORE_MEASURES.items():
+        if settings.measures is None or key in settings.measures:
+            scalars[key] = measure(scores.measure_input)
+    return scalars
+
+
+def replicate_scores(
+    scalars: dict[str, Tensor],
     pairs: PairBlocks,
     scores: ConditionScores,
     speakers: Tensor,
@@ -226,17 +236,10 @@ def compute_scores(
     settings: ReportSettings,
     replicated_similarity: tuple[SimilaritySummary, Tensor | None] | None,
 ) -> ScoresPart:
-    """Compute the score measures.
+    """Return the score measures with their replicates.
 
     ``replicated_similarity``: summary and matrix, where replicates of these are needed.
     """
-    keys = frozenset(SCORE_MEASURES)
-    if settings.measures is not None:
-        keys = settings.measures
-    scalars = {}
-    for key, measure in SCORE_MEASURES.items():
-        if key in keys:
-            scalars[key] = measure(scores.measure_input)
     if groups is None or not scores.is_defined:
         return ScoresPart(scalars, scores=scores)
     summary: SimilaritySummary | None = None
