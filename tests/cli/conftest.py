@@ -1,5 +1,6 @@
-"""What all tests of the command share: some of the bundled voices, the layout of a challenge, and
-its results.
+"""What all tests of the command share.
+
+Some of the bundled voices, the layout of a challenge, and its results.
 """
 
 from types import SimpleNamespace
@@ -85,8 +86,9 @@ def evaluate_challenge(tmp_path):
 
 @pytest.fixture
 def assert_same_as_suite(evaluate, voices):
-    """Run ``vpmetrics evaluate`` without attacks, and compare every scalar with that of the
-    suite.
+    """Run ``vpmetrics evaluate`` without attacks, and compare it with the suite.
+
+    Every scalar is compared.
     """
 
     def run_and_compare(*arguments):
@@ -98,8 +100,9 @@ def assert_same_as_suite(evaluate, voices):
 
 @pytest.fixture(autouse=True)
 def some_figures(request, monkeypatch):
-    """Draw a few figures only, as all of them take most of the time of a report; ``all_figures``
-    draws them all.
+    """Draw a few figures only, as all of them take most of the time of a report.
+
+    ``all_figures`` draws them all.
     """
     if "all_figures" not in request.fixturenames:
         kinds = tuple(kind for kind in FIGURES if kind.key in SOME_FIGURES)

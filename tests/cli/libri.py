@@ -20,8 +20,9 @@ class Libri(NamedTuple):
 
 
 def write_libri_test(folder):
-    """438 enrolment utterances of 29 speakers, 734 and 762 trial utterances of 20 women and 20 men;
-    binary archives.
+    """438 enrolment utterances of 29 speakers, 734 and 762 trial utterances of 20 women and 20 men.
+
+    Binary archives.
     """
     draw = np.random.default_rng(0)
     speakers = {"f": [f"{1000 + k}" for k in range(20)], "m": [f"{2000 + k}" for k in range(20)]}
@@ -74,8 +75,9 @@ def write_libri_test(folder):
 
 
 def expected_scores(libri, sex, condition):
-    """Cosines of the mean of a speaker's enrolment utterances with each trial utterance, in plain
-    NumPy.
+    """Cosines of the mean of a speaker's enrolment utterances with each trial utterance.
+
+    In plain NumPy.
     """
     enrol, probe = (libri.vectors[side] for side in CONDITIONS[condition])
     means = {}

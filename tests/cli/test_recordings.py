@@ -14,8 +14,9 @@ RATE = 16000
 
 
 def write_voices(folder, end, pitch):
-    """Four recordings of each of four speakers: harmonics of a pitch under noise, half a second
-    each.
+    """Four recordings of each of four speakers.
+
+    Harmonics of a pitch under noise, half a second each.
     """
     draw = np.random.default_rng(0)
     time = np.arange(RATE // 2) / RATE

@@ -1,5 +1,6 @@
-"""The page as its readers see it, in headless Chromium: wide and on a phone, light and dark, by
-keyboard, by axe.
+"""The page as its readers see it, in headless Chromium.
+
+Wide and on a phone, light and dark, by keyboard, by axe.
 """
 
 import shutil

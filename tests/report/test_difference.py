@@ -1,5 +1,6 @@
-"""The difference of two reports on the same speakers: sign, interval, p-value, and what cannot be
-compared.
+"""The difference of two reports on the same speakers.
+
+Sign, interval, p-value, and what cannot be compared.
 """
 
 from dataclasses import replace

@@ -1,5 +1,6 @@
-"""The output folder: nothing of anybody else's is lost, and of several runs into one folder the
-last one wins whole.
+"""The output folder: nothing of anybody else's is lost.
+
+Of several runs into one folder the last one wins whole.
 """
 
 import contextlib

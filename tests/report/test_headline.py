@@ -1,5 +1,6 @@
-"""The verdict, and the summary it stands in: never more than was tried, and never low where
-something is wrong.
+"""The verdict, and the summary it stands in.
+
+Never more than was tried, and never low where something is wrong.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""One report, from embeddings or from trials: values of the functions, mean scores, profiles,
-chance levels.
+"""One report, from embeddings or from trials.
+
+Values of the functions, mean scores, profiles, chance levels.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""Results as files: JSON as documented, tables for spreadsheets and papers, figures in several
-formats.
+"""Results as files.
+
+JSON as documented, tables for spreadsheets and papers, figures in several formats.
 """
 
 import base64
@@ -30,9 +31,7 @@ def example_in_documentation():
 
 
 def assert_same_form(got, documented, place="results"):
-    """Check that dictionaries have the documented keys, and that values are of the documented
-    types.
-    """
+    """Check that dictionaries have the documented keys, and values the documented types."""
     if place.rpartition(".")[2] in (
         "scalars",
         "settings",

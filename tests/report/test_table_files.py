@@ -1,5 +1,6 @@
-"""Tables as files: numbers for spreadsheets, nothing that runs, and LaTeX that compiles for
-whatever name.
+"""Tables as files.
+
+Numbers for spreadsheets, nothing that runs, and LaTeX that compiles for whatever name.
 """
 
 import csv

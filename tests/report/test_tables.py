@@ -1,5 +1,6 @@
-"""The tables: what stands beside what, which columns there are, and that no interval leaves its
-value outside.
+"""The tables: what stands beside what, and which columns there are.
+
+No interval leaves its value outside.
 """
 
 import re
@@ -33,8 +34,9 @@ def report_of(voices, **settings):
 
 @pytest.fixture(scope="module")
 def systems(voices):
-    """With attacks and without, in groups with weights, from scores alone, and of protected speech
-    alone.
+    """Systems with attacks and without, in groups with weights, from scores alone.
+
+    And of protected speech alone.
     """
     speakers, plain = tuple("abcdef"), report_of(voices)
     numbers = {"d_ece_strongest": 0.7, "eer_strongest": 0.1, "d_ece_chance": 0.01}

@@ -1,5 +1,6 @@
-"""Trials that come with their scores: what leaving speakers out of a list says is what the shorter
-list says.
+"""Trials that come with their scores.
+
+What leaving speakers out of a list says is what the shorter list says.
 """
 
 import pytest

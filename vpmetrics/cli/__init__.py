@@ -1,5 +1,6 @@
-"""The command line: ``vpmetrics evaluate``, ``compare``, ``scores``, ``challenge``, ``embed`` and
-``demo``.
+"""The command line.
+
+``vpmetrics evaluate``, ``compare``, ``scores``, ``challenge``, ``embed`` and ``demo``.
 """
 
 from __future__ import annotations

@@ -26,8 +26,9 @@ from vpmetrics.report.privacy_report import EvaluatedSystem
 
 
 class NamedResults:
-    """The results of one folder with the name of each: folder and system, data set and attacker
-    where they differ.
+    """The results of one folder with the name of each.
+
+    Folder and system, data set and attacker where they differ.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -145,9 +146,7 @@ def _evaluate_folder(named: NamedResults, options: ChallengeOptions) -> list[Eva
 def _lead_with_strongest_attacker(
     name: str, of_attackers: Mapping[str, EvaluatedSystem]
 ) -> list[EvaluatedSystem]:
-    """Return first the result against the attacker who learns most, then that against each
-    attacker.
-    """
+    """Return the result against the attacker who learns most, then that against each one."""
     systems = list(of_attackers.values())
     if len(systems) == 1:
         return systems

@@ -1,5 +1,6 @@
-"""``vpmetrics demo``: train an anonymiser with the library's loss and metrics, and compare it with
-baselines.
+"""``vpmetrics demo``: train an anonymiser with the library's loss and metrics.
+
+It is compared with baselines.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def demo(options: DemoOptions, console: Console) -> None:
 
 
 def _name_log_folder(out: Path) -> Path:
-    """Return the folder of the TensorBoard log: beside the page, whose folder is replaced as a
-    whole.
+    """Return the folder of the TensorBoard log.
+
+    Beside the page, whose folder is replaced as a whole.
     """
     return out.with_name(f"{out.name}-tensorboard")
 
@@ -218,8 +220,9 @@ def _train_anonymiser(
 def _evaluate_systems(
     voices: DemoVoices, is_held_out: Tensor, model: KeyedAnonymiser, generator: torch.Generator
 ) -> list[EvaluatedSystem]:
-    """Evaluate all systems on the same speakers, which the model has not seen; attackers observe
-    the others.
+    """Evaluate all systems on the same speakers, which the model has not seen.
+
+    Attackers observe the others.
     """
     sessions = alternate_unique_session_ids(voices.speakers)
     is_first = sessions[:, None] % 2 == 0
@@ -261,8 +264,9 @@ def _evaluate_systems(
 
 
 def alternate_unique_session_ids(speakers: Tensor) -> Tensor:
-    """Return a session for each row, ``(N,)``: ``2 * speaker`` and ``2 * speaker + 1`` in turn
-    within a speaker.
+    """Return a session for each row, ``(N,)``.
+
+    ``2 * speaker`` and ``2 * speaker + 1`` in turn within a speaker.
     """
     is_same = speakers[:, None] == speakers
     return 2 * speakers + (is_same.tril().sum(1) - 1) % 2
@@ -324,8 +328,9 @@ class KeyedAnonymiser(pl.LightningModule):
 
 
 def draw_voices(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator) -> Tensor:
-    """Return protected embeddings of all rows: random mixtures of the training speakers'
-    recordings.
+    """Return protected embeddings of all rows.
+
+    Random mixtures of the training speakers' recordings.
 
     They vary as these do and depend on nothing else, so that whatever is found is luck.
     """
@@ -336,8 +341,9 @@ def draw_voices(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator)
 
 
 def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator) -> Tensor:
-    """Return protected embeddings of all rows, in the manner of baseline B1 of the VoicePrivacy
-    challenge.
+    """Return protected embeddings of all rows, each the mean of several speakers.
+
+    As baseline B1 of the VoicePrivacy challenge does.
 
     Each session of a speaker gets the average of ten random training speakers, and every utterance
     keeps its difference from its speaker's mean. B1 draws from the farthest speakers of a large

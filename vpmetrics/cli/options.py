@@ -1,5 +1,6 @@
-"""What each command was asked for, as dataclasses. Nothing here imports torch, so that ``--help``
-is quick.
+"""What each command was asked for, as dataclasses.
+
+Nothing here imports torch, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class RecordingOptions:
 
 @dataclass(frozen=True)
 class SpeechOptions:
-    """What is common to ``evaluate`` and ``compare``: original and protected speech, as recordings
-    or embeddings.
+    """What is common to ``evaluate`` and ``compare``.
+
+    Original and protected speech, as recordings or embeddings.
     """
 
     rows: RowOptions
@@ -169,8 +171,9 @@ def read_options(kind: type[Options], parsed: Namespace) -> Options:
 
 
 def describe_settings(options: Any) -> dict[str, Any]:
-    """Return what was chosen, by name: without inputs and outputs, and without what was left
-    out.
+    """Return what was chosen, by name.
+
+    Without inputs and outputs, and without what was left out.
     """
     settings: dict[str, Any] = {}
     for field in fields(options):

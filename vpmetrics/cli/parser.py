@@ -11,9 +11,9 @@ from argparse import (
     RawDescriptionHelpFormatter,
     _ArgumentGroup,
 )
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from vpmetrics import __version__
 from vpmetrics.cli.options import (
@@ -93,86 +93,100 @@ compare it with baselines on these speakers. Nothing is downloaded.
 _EXIT = "Exit status: 0 when done, 2 when options or files cannot be used."
 
 
+class _Command(NamedTuple):
+    """A command: the class of its options, its help, and the function that adds its options."""
+
+    options_class: type
+    usage: str
+    summary: str
+    description: str
+    add_options: Callable[[ArgumentParser], None]
+    epilog: str = _EXIT
+
+
 def make_parser() -> ArgumentParser:
     """Return the parser of all commands; ``command`` of what it parses is that given, if any."""
     question = "How well does a voice anonymiser hide who is speaking?"
-    epilogs = {"evaluate": f"{_EVALUATE_MORE}\n{_EXIT}"}
     top = ArgumentParser("vpmetrics", description=question, epilog=_EXIT)
     top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for name, kind, usage, summary, description, add_options in (
-        (
-            "evaluate",
+    for name, command in _list_commands().items():
+        parser = commands.add_parser(
+            name,
+            help=command.summary,
+            usage=f"vpmetrics {name} {command.usage} [options]".replace("  ", " "),
+            description=command.description,
+            epilog=command.epilog,
+            formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26),
+            allow_abbrev=False,  # abbreviations would make every new option a breaking change
+        )
+        parser.set_defaults(
+            options_class=command.options_class, parser=parser, parsers=commands.choices
+        )
+        command.add_options(parser)
+    return top
+
+
+def _list_commands() -> dict[str, _Command]:
+    """Return all commands by name."""
+    return {
+        "evaluate": _Command(
             EvaluateOptions,
             "ORIGINAL PROTECTED",
             "one system, from recordings or embeddings",
             _EVALUATE,
             _add_evaluate,
+            f"{_EVALUATE_MORE}\n{_EXIT}",
         ),
-        (
-            "compare",
+        "compare": _Command(
             CompareOptions,
             "--original ORIGINAL NAME=PROTECTED ...",
             "several systems side by side",
             _COMPARE,
             _add_compare,
         ),
-        ("scores", ScoresOptions, "FILE ... --key KEY", "scores of trials", _SCORES, _add_scores),
-        (
-            "challenge",
+        "scores": _Command(
+            ScoresOptions, "FILE ... --key KEY", "scores of trials", _SCORES, _add_scores
+        ),
+        "challenge": _Command(
             ChallengeOptions,
             "FOLDER ...",
             "results of a VoicePrivacy challenge",
             _CHALLENGE,
             _add_challenge,
         ),
-        (
-            "embed",
+        "embed": _Command(
             EmbedOptions,
             "DIR --out FILE.npz",
             "recordings to a file of embeddings",
             _EMBED,
             _add_embed,
         ),
-        (
-            "demo",
+        "demo": _Command(
             DemoOptions,
             "",
             "train a small anonymiser on the bundled voices",
             _DEMO,
             _add_demo,
         ),
-    ):
-        command = commands.add_parser(
-            name,
-            help=summary,
-            usage=f"vpmetrics {name} {usage} [options]".replace("  ", " "),
-            description=description,
-            epilog=epilogs.get(name, _EXIT),
-            formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26),
-            allow_abbrev=False,  # abbreviations would make every new option a breaking change
-        )
-        command.set_defaults(options_class=kind, parser=command, parsers=commands.choices)
-        add_options(command)
-    return top
+    }
 
 
 def reject_unknown_arguments(
     parsed: Namespace, unknown: Sequence[str], top: ArgumentParser
 ) -> NoReturn:
-    """End with status 2 and a message that names the closest option, or the command that has this
-    one.
-    """
+    """End with status 2, and name the closest option, or the commands that have this one."""
     option = unknown[0].partition("=")[0]
     message = f"unknown argument {unknown[0]}"
     if parsed.command is None:
         top.error(message)
     command: ArgumentParser = parsed.parser
-    known = command._option_string_actions
-    elsewhere = [
-        name for name, parser in parsed.parsers.items() if option in parser._option_string_actions
-    ]
-    closest = difflib.get_close_matches(option, known, n=1)
+    own_options = command._option_string_actions
+    elsewhere: list[str] = []
+    for name, parser in parsed.parsers.items():
+        if option in parser._option_string_actions:
+            elsewhere.append(name)
+    closest = difflib.get_close_matches(option, own_options, n=1)
     if elsewhere:
         message += f": an option of vpmetrics {', '.join(elsewhere)}"
     elif closest:
@@ -183,8 +197,8 @@ def reject_unknown_arguments(
 def _add_evaluate(command: ArgumentParser) -> None:
     text = "the original and the protected speech; or one file with arrays of both"
     command.add_argument("inputs", nargs="*", type=_parse_nonempty, metavar="FILE", help=text)
-    first = command.add_argument_group("most used")
-    _add_first_options(first)
+    most_used = command.add_argument_group("most used")
+    _add_first_options(most_used)
     group = command.add_argument_group(
         "sides", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above"
     )
@@ -202,12 +216,12 @@ def _add_evaluate(command: ArgumentParser) -> None:
 def _add_compare(command: ArgumentParser) -> None:
     text = "protected speech of a system, or a file of all arrays; NAME= may be left out"
     command.add_argument("systems", nargs="+", type=_parse_nonempty, metavar="NAME=FILE", help=text)
-    first = command.add_argument_group("most used")
+    most_used = command.add_argument_group("most used")
     text = "the original speech that all systems share: a folder, FILE or FILE:ARRAY"
-    first.add_argument(
+    most_used.add_argument(
         "--original", nargs=1, type=_parse_nonempty, default=[], metavar="SOURCE", help=text
     )
-    _add_first_options(first)
+    _add_first_options(most_used)
     group = _add_speech_options(command)
     _add_columns(group)
     command.set_defaults(title="Comparison of systems")
@@ -283,21 +297,21 @@ def _add_speech_options(command: ArgumentParser) -> _ArgumentGroup:
 def _add_scores(command: ArgumentParser) -> None:
     text = "scores of a system, NAME=FILE, or NAME=OP,PP; a score matrix"
     command.add_argument("files", nargs="*", type=_parse_nonempty, metavar="FILE", help=text)
-    first = command.add_argument_group("most used")
-    first.add_argument("--key", metavar="KEY", help="labels of the trials, for all files")
-    _add_out(first)
-    _add_utility(first)
+    most_used = command.add_argument_group("most used")
+    most_used.add_argument("--key", metavar="KEY", help="labels of the trials, for all files")
+    _add_out(most_used)
+    _add_utility(most_used)
     for name, text in (
         ("oo", "original"),
         ("op", "original against protected"),
         ("pp", "protected"),
     ):
-        first.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {text} speech")
+        most_used.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {text} speech")
     text = (
         "lines `utterance speaker`: gives similarity matrices, and intervals where target trials"
         " do not"
     )
-    first.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
+    most_used.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
     group = command.add_argument_group(
         "score matrices", "where the file does not hold the speakers"
     )
@@ -334,14 +348,14 @@ def _add_scores(command: ArgumentParser) -> None:
 def _add_challenge(command: ArgumentParser) -> None:
     text = "a folder of results, or NAME=FOLDER; of one or several systems"
     command.add_argument("folders", nargs="+", type=_parse_nonempty, metavar="FOLDER", help=text)
-    first = command.add_argument_group("most used")
-    _add_out(first)
-    _add_utility(first)
-    first.add_argument(
+    most_used = command.add_argument_group("most used")
+    _add_out(most_used)
+    _add_utility(most_used)
+    most_used.add_argument(
         "--no-attacks", action="store_true", help="compare only, without attacks, which is quicker"
     )
     text = "lines `utterance speaker`, where names of utterances do not tell them"
-    first.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
+    most_used.add_argument("--utt2spk", "--speakers", dest="speakers", metavar="FILE", help=text)
     group = command.add_argument_group("measures")
     _add_scoring(group)
     text = "lines `set weight`: other averages over sets than those of the challenge"
@@ -447,11 +461,10 @@ def _add_output_options(command: ArgumentParser) -> _ArgumentGroup:
     text = "write the results there; `-` prints nothing else"
     group.add_argument("--json", type=_parse_nonempty_path, metavar="FILE", help=text)
     group.add_argument("--all", action="store_true", help="print every number")
-    kinds = ("png", "pdf", "svg")
     group.add_argument(
         "--figures",
         nargs="+",
-        choices=kinds,
+        choices=("png", "pdf", "svg"),
         default=["png"],
         help="kinds of files of figures (png)",
     )
@@ -503,9 +516,9 @@ def _parse_confidence_or_zero(text: str) -> float | None:
 
 
 def _parse_population_sizes(text: str) -> tuple[int, ...]:
-    parts = text.split(",")
-    sizes = tuple(int(part) for part in parts if part.isdecimal())
-    if len(set(sizes)) < len(parts) or min(sizes) < 2:
+    numbers = text.split(",")
+    sizes = tuple(int(number) for number in numbers if number.isdecimal())
+    if len(set(sizes)) < len(numbers) or min(sizes) < 2:
         raise ArgumentTypeError(
             f"expected different numbers of at least 2, as 20,1000, but got {text}"
         )

@@ -36,8 +36,9 @@ _SAMPLE_SECONDS = 4
 
 @dataclass(frozen=True)
 class EmbeddedSystem:
-    """Embeddings of a system, the original and the protected file of each row, and a check of
-    several encoders.
+    """Embeddings of a system, and the original and the protected file of each row.
+
+    And a check of several encoders.
     """
 
     embeddings: Embeddings
@@ -46,8 +47,9 @@ class EmbeddedSystem:
 
 
 def holds_recordings(source: str) -> bool:
-    """Return whether an input is a folder of recordings, a ``wav.scp`` or a manifest with a column
-    ``path``.
+    """Return whether an input holds recordings.
+
+    It is a folder of recordings, a ``wav.scp`` or a manifest with a column ``path``.
     """
     path = Path(source)
     if path.is_dir():
@@ -111,8 +113,9 @@ def name_encoder(encoder: str) -> str:
 def embed_system(
     original: str, protected: str, options: RecordingOptions, rows: RowOptions, cache: Path
 ) -> EmbeddedSystem:
-    """Pair recordings and embed them by all encoders; utterances that some encoder did not take are
-    left out.
+    """Pair recordings and embed them by all encoders.
+
+    Utterances that some encoder did not take are left out.
     """
     from vpmetrics.audio import embed_pairs, load_encoder, pair_recordings
 

@@ -141,8 +141,9 @@ def _evaluate_matrices(
 def _evaluate_scores(
     options: ScoresOptions, files_of: Mapping[str, Mapping[str, str]]
 ) -> list[EvaluatedSystem]:
-    """Evaluate systems from their score files in each condition; they share that of original
-    speech.
+    """Evaluate systems from their score files in each condition.
+
+    They share that of original speech.
     """
     key = None
     if options.key is not None:
@@ -181,8 +182,9 @@ def _read_trials(path: str, key: Trials | None, options: ScoresOptions) -> Trial
 
 
 def _read_calibration_trials(options: ScoresOptions, key: Trials | None) -> Trials:
-    """Read the trials of ``--fit``; without labels they take ``key``, that of the evaluated
-    scores.
+    """Read the trials of ``--fit``.
+
+    Without labels they take ``key``, that of the evaluated scores.
     """
     file = read_scores(options.fit[0], options.score_columns)
     if len(options.fit) > 1:

@@ -90,8 +90,9 @@ def evaluate_speech(inputs: Sequence[SystemInputs], options: SpeechOptions) -> E
 
 
 def _find_input_kind(inputs: Sequence[SystemInputs], options: SpeechOptions) -> str:
-    """Return what the inputs hold; raise for what other commands read, and where a side is
-    missing.
+    """Return what the inputs hold.
+
+    Raise for what other commands read, and where a side is missing.
     """
     sources = _list_sources(inputs)
     for source in sources:
@@ -183,8 +184,9 @@ def _check_options(inputs: Sequence[SystemInputs], options: SpeechOptions, input
 
 
 def reject(options: Any, names: Iterable[str], input_kind: str) -> None:
-    """Raise if an option was given that would do nothing with a kind of input, which is a
-    misunderstanding.
+    """Raise if an option was given that would do nothing with a kind of input.
+
+    That is a misunderstanding.
     """
     defaults = {field.name: field.default for field in fields(options)}
     for name in names:

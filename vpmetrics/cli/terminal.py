@@ -63,8 +63,9 @@ def check_outputs(options: OutputOptions, inputs: Sequence[str] = ()) -> None:
 
 
 def check_utility(options: OutputOptions, names: Sequence[str]) -> None:
-    """Raise for utilities that cannot be read, or are of other systems, and for columns that do not
-    exist.
+    """Raise for utilities that cannot be read or are of other systems.
+
+    And for columns that do not exist.
     """
     utility = challenge.read_utility(options.utility, names)
     utility_names: set[str] = set()
@@ -82,8 +83,9 @@ def publish_systems(
     console: Console,
     samples: Sequence[Sample] = (),
 ) -> None:
-    """Add the values of ``--utility`` and publish the systems; raise if no measure of any is
-    defined.
+    """Add the values of ``--utility`` and publish the systems.
+
+    Raise if no measure of any is defined.
     """
     output = options.output
     utility = challenge.read_utility(output.utility, [system.name for system in systems])
@@ -171,8 +173,9 @@ def _print_text(text: str, console: Console, style: str = "") -> None:
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print tables; columns that do not fit the terminal follow in a second table, so that no digit
-    is cut.
+    """Print tables so that no digit is cut.
+
+    Columns that do not fit the terminal follow in a second table.
     """
     for table in tables:
         # Headings stand word by word, so that a dozen columns fit into 80 characters.
@@ -215,8 +218,9 @@ def _column_width(head: str, table: Table, column: int) -> int:
 
 
 def _split_columns(widths: Sequence[int], gap: int, total_width: int) -> list[list[int]]:
-    """Return the columns of each part of a table, beside its first column, so that each fits the
-    terminal.
+    """Return the columns of each part of a table, so that each fits the terminal.
+
+    A part begins with the first column.
     """
     room = total_width - min(widths[0], total_width // 2)
     columns_by_grid: list[list[int]] = []

@@ -1,5 +1,6 @@
-"""Several systems side by side: their table, which discloses less, significant differences, changes
-between two.
+"""Several systems side by side.
+
+Their table, which discloses less, significant differences, changes between two.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ _LEAST_PRINTED = 0.0005  # of three decimals
 
 
 class Pair(NamedTuple):
-    """Two systems by name, the scalar they are compared by, and its difference, first minus
-    second.
+    """Two systems by name, and their difference, first minus second.
+
+    With the scalar they are compared by.
     """
 
     first: str
@@ -158,8 +160,9 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
 def _expand_columns(
     names: Sequence[str], systems: Sequence[EvaluatedSystem], utilities: Iterable[str]
 ) -> list[Scalar]:
-    """Return the scalars of the columns; those of the strongest attack come before those of plain
-    comparison.
+    """Return the scalars of the columns.
+
+    Those of the strongest attack come before those of plain comparison.
     """
     check_columns(names, utilities)
     attacked: dict[str, None] = {}
@@ -214,8 +217,9 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
 
 
 def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
-    """Return the best value of each data set as text; none where all competing systems have the
-    same.
+    """Return the best value of each data set as text.
+
+    None where all competing systems have the same.
     """
     best: dict[str, str] = {}
     if entry.direction is None:
@@ -235,8 +239,9 @@ def _printed_value(cell: Cell) -> str:
 
 
 def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
-    """Return which system discloses least, as far as ``pairs`` show, and whose voices stay most
-    distinct.
+    """Return which system discloses least, and whose voices stay most distinct.
+
+    As far as ``pairs`` show.
 
     With several data sets, the verdict is on the last, the test set, and has a sentence on each
     other one.
@@ -305,8 +310,9 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
-    """Return the checks of all competing systems, the worst first; a check that all of them share
-    is listed once.
+    """Return the checks of all competing systems, the worst first.
+
+    A check that all of them share is listed once.
     """
     competing: list[EvaluatedSystem] = []
     for ranked in rank_competing_by_dataset(systems).values():
@@ -335,8 +341,9 @@ def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
 def compare_pairs_by_disclosure(
     systems: Sequence[EvaluatedSystem], confidence: float | None
 ) -> list[Pair]:
-    """Return all pairs of competing systems that were measured on the same speakers, compared by
-    their disclosure.
+    """Return all pairs of competing systems, compared by their disclosure.
+
+    Both were measured on the same speakers.
     """
     pairs = []
     for of_dataset in rank_competing_by_dataset(systems).values():
@@ -352,8 +359,9 @@ def compare_pairs_by_disclosure(
 def _compare_systems(
     first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None
 ) -> Pair | None:
-    """Compare two systems by one scalar; None unless both have its jackknife, on the same
-    speakers.
+    """Compare two systems by one scalar.
+
+    None unless both have its jackknife, on the same speakers.
     """
     jackknife = first.report.jackknife
     other_jackknife = second.report.jackknife
@@ -418,8 +426,9 @@ def is_same_as_printed(key: str, first: float, second: float) -> bool:
 def table_of_changes(
     before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None
 ) -> Table:
-    """Return a table of the scalars that both systems have, and their changes; without rows if they
-    share none.
+    """Return a table of the scalars that both systems have, and their changes.
+
+    Without rows if they share none.
     """
     names = ["disclosure", "disclosure_conversation", "found_in_100", "deid", "gvd"]
     for condition in conditions_in_table_order(before):

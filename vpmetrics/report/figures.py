@@ -1,5 +1,6 @@
-"""The list of figures: what a report shows of one system or several, on a card of a logger or on a
-page.
+"""The list of figures: what a report shows of one system or several.
+
+On a card of a logger or on a page.
 
 To add one, write a function that draws it and an entry of :data:`FIGURES`: page, loggers and tests
 follow from there.
@@ -55,8 +56,9 @@ class FigureLayout(NamedTuple):
     is_page: bool
 
     def make_axes(self, count: int = 1, size: tuple[float, float] | None = None) -> list[Axes]:
-        """Return axes on one new figure: panels of a size side by side, or of full width, one below
-        the other.
+        """Return axes on one new figure.
+
+        Panels of a size side by side, or of full width, one below the other.
         """
         # on a card, one panel has the full width
         if size is None or (count == 1 and not self.is_page):
@@ -92,8 +94,9 @@ def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -
 
 
 class _LazyScalars(dict[str, Any]):
-    """Scalars of a condition; missing score measures are computed, other missing scalars are
-    NaN.
+    """Scalars of a condition.
+
+    Missing score measures are computed, other missing scalars are NaN.
     """
 
     def __init__(self, report: ConditionReport) -> None:
@@ -107,8 +110,9 @@ class _LazyScalars(dict[str, Any]):
 
 
 class ShownCondition:
-    """A condition of a system under the label it has in a figure; ``is_single``: there is no other
-    system.
+    """A condition of a system under the label it has in a figure.
+
+    ``is_single``: there is no other system.
     """
 
     def __init__(
@@ -139,8 +143,9 @@ HasData = Callable[[ConditionReport], bool]
 def _choose_conditions(
     systems: Sequence[EvaluatedSystem], has_data: HasData
 ) -> list[ShownCondition]:
-    """Return the conditions of one system, or original speech and the attacked condition of
-    several.
+    """Return the conditions to draw.
+
+    All of one system, or original speech and the attacked condition of several.
     """
     if len(systems) == 1:
         chosen = _conditions_of_one_system(systems[0])
@@ -189,8 +194,9 @@ def _panel_per_condition(
     size: tuple[float, float] = (4.2, 3.6),
     shared_axes: Sequence[str] = (),
 ) -> Draw:
-    """Return a function that draws each condition in a panel; ``shared_axes``: those with equal
-    limits in all.
+    """Return a function that draws each condition in a panel.
+
+    ``shared_axes``: those with equal limits in all.
     """
 
     def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
@@ -232,8 +238,9 @@ def _axes_per_system(
     has_data: Callable[[EvaluatedSystem], object],
     size: tuple[float, float] | None = None,
 ) -> Draw:
-    """Return a function that draws each system on its own axes: panels of a size, or one below the
-    other.
+    """Return a function that draws each system on its own axes.
+
+    Panels of a size, or one below the other.
     """
 
     def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
@@ -336,8 +343,9 @@ def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) 
 
 
 def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
-    """Draw ECE profiles of the run that calibrations are learnt on, and of the attacked run under
-    each of them.
+    """Draw ECE profiles of two runs.
+
+    The one that calibrations are learnt on, and the attacked one under each of them.
     """
     transfer: Any = system.report.transfer
     runs = {
@@ -357,8 +365,9 @@ def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
 def draw_calibration_transfer(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, ax: Axes | None
 ) -> tuple[Figure, Axes]:
-    """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on
-    the other.
+    """Draw figure 8 of the 2022 paper.
+
+    Both runs with the oracle calibration, and one calibrated on the other.
     """
     report = report_trials({"": ScoredTrials(preds, target)}, ScoredTrials(fit_preds, fit_target))
     ax = axes_or_new(ax)
@@ -386,8 +395,9 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
 
 
 def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
-    """Return the names of the speakers; None where they are too many or too long to be read in a
-    figure.
+    """Return the names of the speakers.
+
+    None where they are too many or too long to be read in a figure.
     """
     names = system.speakers
     if not 0 < len(names) <= _MOST_NAMES or max(map(len, names)) > _LONGEST_NAME:
@@ -396,8 +406,9 @@ def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
 
 
 def _has_gallery(report: ConditionReport, min_utterances: int = 1) -> bool:
-    """Return whether there is a gallery, whose speakers have at least this many utterances in the
-    median.
+    """Return whether there is a gallery.
+
+    Its speakers have at least this many utterances in the median.
     """
     population = report.population
     if population is None or not bool(report.scalars["gallery"].isfinite()):

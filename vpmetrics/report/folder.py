@@ -21,8 +21,9 @@ _LONGEST_NAME = 50  # letters of the target in the names beside it: file systems
 
 
 def check_output_folder(folder: Path, own_names: Collection[str]) -> None:
-    """Raise for a folder that cannot be replaced, or that holds anything but the files of a former
-    run.
+    """Raise for a folder that cannot be replaced.
+
+    It holds anything but the files of a former run.
 
     ``own_names``: the names of all files that a run may write.
     """
@@ -76,8 +77,9 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes], own_names: Colle
 
 
 def _put_in_place(new: Path, target: Path, former: list[Path]) -> None:
-    """Move the target aside and the new folder into its place, unless another run has been
-    quicker.
+    """Move the new folder into the place of the target.
+
+    Unless another run has been quicker.
     """
     aside = _name_beside(target, "old")
     try:

@@ -58,8 +58,9 @@ class Content:
 
     @cached_property
     def tables(self) -> list[Table]:
-        """All that is known of one system, or systems side by side, with the details of each
-        folded.
+        """All that is known of one system, or systems side by side.
+
+        The details of each are folded.
         """
         systems = self.systems
         if len(systems) == 1 and tuple(self.columns) == ("default",):
@@ -106,8 +107,9 @@ def save_systems(
     settings: Mapping[str, Any] | None = None,
     samples: Sequence[Sample] = (),
 ) -> None:
-    """Write the page, results, tables and figures of one or more systems into a new folder or one
-    of a former run.
+    """Write the page, results, tables and figures of one or more systems.
+
+    Into a new folder, or one of a former run.
 
     ``samples``: recordings for the page.
 
@@ -136,8 +138,9 @@ def own_file_names() -> list[str]:
 
 
 def render_files(content: Content, formats: Sequence[str] = ("png",)) -> dict[str, bytes]:
-    """Return the files of a folder by name: page, results, tables, model card, and figures in these
-    formats.
+    """Return the files of a folder by name.
+
+    Page, results, tables, model card, and figures in these formats.
     """
     with _naming_the_extra():
         from vpmetrics.report.page import draw_figures, render_page
@@ -178,8 +181,9 @@ def _name_dataset(system: EvaluatedSystem) -> str:
 
 @contextmanager
 def _naming_the_extra() -> Iterator[None]:
-    """Say what to install where a library of the page is missing. These are imported late: they are
-    slow to load.
+    """Say what to install where a library of the page is missing.
+
+    These are imported late: they are slow to load.
     """
     try:
         yield

@@ -1,5 +1,6 @@
-"""One self-contained HTML page, for the screen, light or dark, the printer and a screen reader; and
-its figures.
+"""One self-contained HTML page, for the screen, light or dark, the printer and a screen reader.
+
+And its figures.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure, drawn: a file for every format, and its panels, which a narrow screen shows one
-    below the other.
+    """A figure, drawn: a file for every format, and its panels.
+
+    A narrow screen shows one panel below the other.
     """
 
     key: str
@@ -70,8 +72,9 @@ class Picture(NamedTuple):
 def draw_figures(
     systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)
 ) -> list[Picture]:
-    """Draw all figures that have data: as PNG for the page, and in other formats that are asked
-    for.
+    """Draw all figures that have data.
+
+    As PNG for the page, and in other formats that are asked for.
     """
     drawn = draw_all_figures(systems, PAGE)
     pictures = []
@@ -116,8 +119,9 @@ def _draw_small_png(figure: Figure, dpi: int) -> bytes:
 
 
 def _cut_into_panels(figure: Figure, png: bytes, dpi: int) -> list[Panel]:
-    """Return the panels of a figure, each with its labels, legend and colour bar, in the order of
-    reading.
+    """Return the panels of a figure in the order of reading.
+
+    Each with its labels, legend and colour bar.
     """
     boxes = _boxes_of_panels(figure)
     if len(boxes) == 1:

@@ -106,8 +106,9 @@ _RISK_NUMBERS = ("value", "low", "high", "chance", "limit_low", "limit_high", "u
 
 
 class Run(NamedTuple):
-    """The origin of results: the command, its settings, and the files that were read, with what
-    each holds.
+    """The origin of results: the command, its settings, and the files that were read.
+
+    With what each file holds.
     """
 
     command: tuple[str, ...] = ()
@@ -121,8 +122,9 @@ def make_results(
     pairs: Sequence[Pair] = (),
     files: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return all results as JSON has them; ``files`` are the names of all files written into the
-    same folder.
+    """Return all results as JSON has them.
+
+    ``files`` are the names of all files written into the same folder.
     """
     keys: dict[str, None] = {}
     for system in systems:

@@ -1,5 +1,6 @@
-"""A summary of a system: verdict, checks and the numbers to read first, as data and as text of 80
-columns.
+"""A summary of a system: verdict, checks and the numbers to read first.
+
+As data, and as text of 80 columns.
 """
 
 from __future__ import annotations
@@ -318,8 +319,9 @@ def conditions_meant_to_hide(system: EvaluatedSystem) -> list[str]:
 
 
 def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
-    """Return the disclosure of a condition to the strongest attack, else to plain comparison in
-    either direction.
+    """Return the disclosure of a condition to the strongest attack.
+
+    Else to plain comparison in either direction.
     """
     key = "d_ece_strongest"
     if math.isnan(system.get_or_nan(key, condition)):
@@ -329,8 +331,9 @@ def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
 
 
 def ranking_key(systems: Sequence[EvaluatedSystem]) -> str:
-    """Return what systems are ranked by: disclosure of conversations, where all have these of as
-    many utterances.
+    """Return what systems are ranked by.
+
+    Disclosure of conversations, where all have these of as many utterances.
     """
     lengths = {headline_of(system).conversation_utterances for system in systems}
     is_known = not any(
@@ -351,8 +354,9 @@ def _headline_value_and_ends(headline: Headline, key: str) -> tuple[float, float
 
 
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
-    """Return the name of the strongest attack in a condition and what it needs; None where none was
-    tried.
+    """Return the name of the strongest attack in a condition and what it needs.
+
+    None where none was tried.
     """
     report = system.report.conditions.get(condition)
     if (
@@ -380,8 +384,9 @@ def worst_speaker_name(system: EvaluatedSystem) -> str:
 
 
 def sort_by_dataset_and_disclosure(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Sort by data set, then by disclosure, the least first and the unknown last; parts follow
-    their whole.
+    """Sort by data set, then by disclosure, the least first and the unknown last.
+
+    Parts follow their whole.
     """
     key = ranking_key(systems)
     bits_of_system = {system.name: getattr(headline_of(system), key) for system in systems}
@@ -483,8 +488,9 @@ def _utility_rows(system: EvaluatedSystem) -> list[SummaryRow]:
 
 
 def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
-    """Return a disclosure and its interval as shares of the most there can be; None where they are
-    not known.
+    """Return a disclosure and its interval as shares of the most there can be.
+
+    None where they are not known.
     """
     shares: list[float | None] = []
     for value in (cell.value, *cell.ends):
@@ -560,8 +566,9 @@ def _join_risk_columns(*texts: str) -> str:
 
 
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
-    """Return one line per system of at most 80 columns, ranked: what is learnt of people, and
-    utilities beside it.
+    """Return one line per system of at most 80 columns, ranked.
+
+    What is learnt of people, and utilities beside it.
     """
     ranked = sort_by_dataset_and_disclosure(systems)
     names = []

@@ -36,8 +36,9 @@ _COLUMN_WIDTH = 46  # characters that fit one of two columns
 
 
 def as_csv(tables: Sequence[Table]) -> str:
-    """Return tables below each other, an empty line between them; an interval has two columns of
-    its own.
+    """Return tables below each other, an empty line between them.
+
+    An interval has two columns of its own.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -67,8 +68,9 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 
 def _csv_field(text: str, value: float = math.nan) -> str:
-    """Return a number with a decimal point, else text that no spreadsheet takes for a formula;
-    nothing for a dash.
+    """Return a number with a decimal point, else text that no spreadsheet takes for a formula.
+
+    Nothing for a dash.
     """
     if text == DASH:
         text = ""

@@ -1,5 +1,6 @@
-"""The form of every table: formatted cells that keep their numbers; terminal, page and files are
-written from it.
+"""The form of every table: formatted cells that keep their numbers.
+
+Terminal, page and files are written from it.
 """
 
 from __future__ import annotations
@@ -102,8 +103,9 @@ def conditions_in_table_order(system: EvaluatedSystem) -> list[str]:
 
 
 def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
-    """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or
-    undefined.
+    """Return a scalar as a cell, with its interval if there is one.
+
+    A dash where it is unknown or undefined.
     """
     entry = scalar(name)
     value = system.get_or_nan(name)
@@ -151,8 +153,9 @@ def condition_with_challenge_name(condition: str, systems: Iterable[EvaluatedSys
 
 
 def tables_of_system(system: EvaluatedSystem) -> list[Table]:
-    """Return all that is known of one system: the headline first, then details by family of
-    measures.
+    """Return all that is known of one system.
+
+    The headline first, then details by family of measures.
     """
     detail_tables: list[Table] = []
     for family in OF_CONDITION:
@@ -178,8 +181,9 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
 
 
 def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
-    """Return scalars averaged over groups by weight; tags, attacks and interval ends have no
-    average.
+    """Return scalars averaged over groups by weight.
+
+    Tags, attacks and interval ends have no average.
     """
     if not system.weights:
         return {}
@@ -198,8 +202,9 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
 def _table_of_measures(
     system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False
 ) -> Table:
-    """Return a table with a row per measure and a column per condition; no rows where no measure is
-    known.
+    """Return a table with a row per measure and a column per condition.
+
+    No rows where no measure is known.
     """
     conditions = conditions_in_table_order(system)
     shown: list[str] = []
@@ -235,8 +240,9 @@ def _rows_of_trials(system: EvaluatedSystem, conditions: Sequence[str]) -> list[
 
 
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
-    """Return the measures that rank systems in challenges: of each group, of all trials, and
-    averaged over groups.
+    """Return the measures that rank systems in challenges.
+
+    Of each group, of all trials, and averaged over groups.
     """
     keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
     if condition != "OO":
@@ -335,8 +341,7 @@ def has_conditions(entry: Scalar) -> bool:
 
 
 def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = "") -> list[str]:
-    """Return the keys; before each key of plain comparison, insert the keys of the strongest
-    attack.
+    """Return the keys, those of the strongest attack before those of plain comparison.
 
     ``default_condition``: the condition of the inserted keys where the key itself has no condition.
     """
