@@ -1,5 +1,6 @@
-"""Encoders of every kind behind one interface, with the libraries' own classes and small random
-weights.
+"""Encoders of every kind behind one interface.
+
+With the libraries' own classes and small random weights.
 """
 
 import csv
@@ -88,8 +89,9 @@ def speech() -> list[np.ndarray]:
 
 @needs_weights
 def test_resemblyzer_is_that_of_its_package(monkeypatch):
-    """The package imports webrtcvad, which needs `pkg_resources`, for the silences that neither
-    side removes here.
+    """The package imports webrtcvad, for silences that neither side removes here.
+
+    Webrtcvad needs `pkg_resources`.
     """
     monkeypatch.setitem(sys.modules, "webrtcvad", types.ModuleType("webrtcvad"))
     package = import_or_skip("resemblyzer")
@@ -197,8 +199,9 @@ def test_transformers(tmp_path, kind, norm):
 
 @pytest.fixture
 def speechbrain(monkeypatch):
-    """SpeechBrain's real classes. Replaced: the module `torchaudio`, of which loading an encoder
-    uses nothing.
+    """SpeechBrain's real classes.
+
+    Replaced: the module `torchaudio`, of which loading an encoder uses nothing.
     """
     if "torchaudio" not in sys.modules:
         stand_in = types.ModuleType("torchaudio")
@@ -288,8 +291,9 @@ def hide_the_hub(monkeypatch):
 
 
 def test_a_model_that_is_nowhere_fails_at_once_without_a_network(monkeypatch):
-    """A library that would try for most of a minute to reach the hub is told to look into its cache
-    alone.
+    """A library is told to look into its cache alone.
+
+    Otherwise it would try for most of a minute to reach the hub.
     """
     told = []
 

@@ -19,8 +19,9 @@ def cut(path, share: float) -> None:
 
 @pytest.mark.parametrize("rate", [8000, 11025, 22050, 24000, 44100, 48000, 16001])
 def test_resampling_keeps_tones_at_their_phase(rate):
-    """Against the tones themselves, sampled at the other rate, under an envelope that vanishes at
-    both ends.
+    """Against the tones themselves, sampled at the other rate.
+
+    Under an envelope that vanishes at both ends.
     """
     draw = np.random.default_rng(rate)
     pitches = draw.uniform(50, 0.45 * min(rate, 16000), 12)

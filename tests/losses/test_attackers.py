@@ -1,6 +1,4 @@
-"""Attackers inside the losses and the share of variance within sessions, against their definitions
-in NumPy.
-"""
+"""Attackers inside the losses, and the variance within sessions, against NumPy."""
 
 import math
 

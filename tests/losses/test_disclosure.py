@@ -136,8 +136,9 @@ def one_sided_loss(original, protected, speakers):
 
 
 def train(loss, voices, anonymise, parameters, steps, lr):
-    """Train on batches of 16 of the 37 speakers with 6 utterances each; the bundled voices lie
-    speaker by speaker.
+    """Train on batches of 16 of the 37 speakers with 6 utterances each.
+
+    The bundled voices lie speaker by speaker.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.arange(37 * 28).view(37, 28)

@@ -1,5 +1,6 @@
-"""What all losses have in common: arguments, lengths, gradients, precision, devices, and batches
-that train nothing.
+"""What all losses have in common.
+
+Arguments, lengths, gradients, precision, devices, and batches that train nothing.
 """
 
 import copy

@@ -48,8 +48,9 @@ def write_set(folder, vectors, order):
 
 
 def write_scores(folder, libri, side):
-    """Lines ``enrol trial score`` of each condition and sex, as 2020's and 2022's recipes write
-    them.
+    """Write lines ``enrol trial score`` of each condition and sex.
+
+    As the recipes of 2020 and 2022 do.
     """
     for condition, (enrol, probe) in CONDITIONS.items():
         for sex in "fm":

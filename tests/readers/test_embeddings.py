@@ -50,8 +50,9 @@ def write_rows_of_one_frame(folder, voices):
 
 
 def write_sides(folder, voices, suffix=""):
-    """Dictionaries of utterances, whose protected side is in another order and may have a
-    suffix.
+    """Dictionaries of utterances, whose protected side is in another order.
+
+    Its names may have a suffix.
     """
     protected = dict(zip(voices.utterances, voices.protected["B2"], strict=True))
     torch.save(dict(zip(voices.utterances, voices.original, strict=True)), folder / "o.pt")

@@ -1,6 +1,4 @@
-"""Each format of embeddings written by its own library, and read back by its suffix; and what is
-damaged.
-"""
+"""Each format of embeddings: written by its own library, read by its suffix, and damaged."""
 
 import gzip
 import pickle

@@ -1,5 +1,6 @@
-"""Protected embeddings alone, as caches of attackers and the challenges from 2024 on have them: PP
-is measured.
+"""Protected embeddings alone, as caches of attackers and the challenges from 2024 on have them.
+
+Only PP is measured.
 """
 
 import math

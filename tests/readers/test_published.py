@@ -85,8 +85,10 @@ def standardise_by_sample_deviation(scores):
 
 
 def expected_measures(vectors):
-    """What the authors describe: rows standardised by the sample deviation, a balanced logistic
-    regression on development speakers, and bits of the softmax.
+    """What the authors describe.
+
+    Rows standardised by the sample deviation, a balanced logistic regression on development
+    speakers, and bits of the softmax.
     """
     dev, dev_index = score_split(vectors, "dev")
     is_target = np.arange(dev.shape[1]) == dev_index[:, None]

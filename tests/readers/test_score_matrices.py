@@ -1,6 +1,4 @@
-"""Score matrices: by blocks as all at once, ranks against plain NumPy, and what is wrong with a
-file.
-"""
+"""Score matrices: by blocks as all at once, ranks against plain NumPy, wrong files."""
 
 import json
 import subprocess
@@ -24,8 +22,9 @@ from vpmetrics.readers.score_matrices import (
 
 @pytest.fixture
 def scored():
-    """Scores of 30 enrolled speakers, ten of whom are distractors, and 50 tests, two of unknown
-    speakers.
+    """Scores of 30 enrolled speakers and 50 tests.
+
+    Ten of the speakers are distractors, two tests are of unknown speakers.
     """
     draw = np.random.default_rng(0)
     rows = [f"s{k:02d}" for k in range(30)]

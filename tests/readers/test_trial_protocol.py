@@ -1,6 +1,4 @@
-"""A challenge's protocol: listed trials, enrolment by means, results by group; against plain
-NumPy.
-"""
+"""A challenge's listed trials, means of enrolment and groups, against plain NumPy."""
 
 import kaldiio
 import numpy as np
@@ -15,8 +13,9 @@ from vpmetrics.scoring import PLDA
 
 
 def options_of(libri, **changes):
-    """Options for all files of libri_test; a change replaces the files of an option, or leaves it
-    out if it is None.
+    """Options for all files of libri_test.
+
+    A change replaces the files of an option, or leaves it out if it is None.
     """
     options = {
         name: [libri.folder / f"libri_test_{part}{end}" / "xvector.ark" for part in SETS]
@@ -72,8 +71,9 @@ def test_strongest_attack_on_more_trials_than_listed_gives_a_note(tmp_path, eval
 
 
 def test_without_a_list_all_pairs_of_a_group_are_trials(evaluate, libri, libri_measures):
-    """Which is what the challenge lists, so that the engine's averaged enrolment and groups have to
-    agree with it.
+    """That is what the challenge lists.
+
+    So the engine's averaged enrolment and groups have to agree with it.
     """
     (got,) = evaluate(*options_of(libri, trials=None, weights=[libri.folder / "weights"]))
     for (sex, condition), values in libri_measures.items():

@@ -77,8 +77,9 @@ class AudioEmbeddings(_EmbeddedRecordings):
     embeddings: Tensor
 
     def save(self, path: str | Path) -> None:
-        """Write ``.npz``: embeddings, utterances, encoder and, where known, speakers, sessions and
-        groups.
+        """Write ``.npz`` with embeddings, utterances and encoder.
+
+        Also speakers, sessions and groups where they are known.
         """
         columns = {
             name: getattr(self, name)
@@ -336,8 +337,9 @@ def embed_pairs(
 def f0_histograms(
     folder: str | Path, *, segment_seconds: float = 30.0, **options: Any
 ) -> AudioEmbeddings:
-    """Compute histograms of the fundamental frequency of recordings (arXiv 2605.07291, section
-    4.2.3).
+    """Compute histograms of the fundamental frequency of recordings.
+
+    See arXiv 2605.07291, section 4.2.3.
 
     pYIN tracks 65 to 450 Hz every 10 ms. Voiced frames of a segment are counted by pitch lag, in
     whole samples at 8 kHz, and the counts are normalised.
@@ -391,8 +393,9 @@ def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
 
 
 class _AudioFile(NamedTuple):
-    """The segments of a file to embed, none where its content is cached, or what is wrong with
-    it.
+    """The segments of a file to embed, or what is wrong with it.
+
+    There are none where its content is cached.
     """
 
     path: Path

@@ -119,8 +119,9 @@ def as_encoder(
     sample_rate: int | None = None,
     device: str | torch.device | None = None,
 ) -> SpeakerEncoder:
-    """Return an encoder that takes audio at ``sample_rate`` and resamples it to the rate the
-    encoder expects.
+    """Return an encoder that takes audio at ``sample_rate``.
+
+    It resamples the audio to the rate that the given encoder expects.
 
     Args:
         encoder: Whatever :func:`load_encoder` takes, or its result. A callable without an attribute
@@ -174,8 +175,9 @@ class ResampledEncoder(SpeakerEncoder):
 
 
 class CallableEncoder(SpeakerEncoder):
-    """Any callable from waveforms ``(B, T)`` to embeddings: a module, a bound method, a
-    function.
+    """Any callable from waveforms ``(B, T)`` to embeddings.
+
+    It is a module, a bound method or a function.
     """
 
     def __init__(self, function: Callable[..., Any], sample_rate: int) -> None:
@@ -274,8 +276,9 @@ class TransformersEncoder(SpeakerEncoder):
 
 
 class PitchLagEncoder(SpeakerEncoder):
-    """Normalised histograms of pYIN's pitch lags, 17 to 123 at 8 kHz, to be compared by Euclidean
-    distance.
+    """Normalised histograms of pYIN's pitch lags, 17 to 123 at 8 kHz.
+
+    They are to be compared by Euclidean distance.
     """
 
     name = "f0"
@@ -312,8 +315,9 @@ class PitchLagEncoder(SpeakerEncoder):
 
 
 class ONNXEncoder(SpeakerEncoder):
-    """An ONNX file that takes waveforms ``(B, T)`` or ``(B, 1, T)``, and lengths as a second,
-    one-dimensional input.
+    """An ONNX file that takes waveforms ``(B, T)`` or ``(B, 1, T)``.
+
+    It may take lengths as a second, one-dimensional input.
 
     Lengths of an integer type are samples, those of a floating type are relative to the longest
     row.
@@ -381,8 +385,9 @@ _FILES: dict[str, Callable[[str, torch.device, int | None], SpeakerEncoder]] = {
 def _load_from_library(
     load: Callable[[str, torch.device], SpeakerEncoder], source: str, device: torch.device
 ) -> SpeakerEncoder:
-    """Load a model from a folder or a hub; without a network from the cache of the hub, or fail at
-    once.
+    """Load a model from a folder or a hub.
+
+    Without a network it comes from the cache of the hub, or loading fails at once.
     """
     if Path(source).exists() or _is_hub_reachable():
         return load(source, device)
@@ -433,8 +438,9 @@ def _load_by_name_or_path(
 
 @contextmanager
 def _cache_alone() -> Iterator[None]:
-    """Let the libraries of a hub look into their cache alone, so that they do not try for a minute
-    to connect.
+    """Let the libraries of a hub look into their cache alone.
+
+    Otherwise they try for a minute to connect.
     """
     before = os.environ.get("HF_HUB_OFFLINE")
     os.environ["HF_HUB_OFFLINE"] = "1"  # which they read when they are imported, into a constant
@@ -465,8 +471,9 @@ def _is_hub_reachable() -> bool:
 
 
 def _import_library(module: str, package: str, requirement: str | None = None) -> Any:
-    """Import a module, or raise an error with the command that installs ``requirement``, by default
-    its package.
+    """Import a module, or raise an error with the command that installs it.
+
+    The command installs ``requirement``, by default its package.
     """
     try:
         return import_module(module)

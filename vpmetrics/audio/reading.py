@@ -24,8 +24,9 @@ SHORTEST_SECONDS = 0.1  # some encoders accept less, but none recognises a speak
 
 
 class AudioError(ValueError):
-    """A problem with recordings or an encoder that the user can solve; the message needs no
-    traceback.
+    """A problem with recordings or an encoder that the user can solve.
+
+    The message needs no traceback.
     """
 
 
@@ -38,8 +39,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
-    """Return the waveform ``(T,)`` in an audio file of any format, averaged over channels, and its
-    sample rate.
+    """Return the waveform ``(T,)`` in an audio file of any format, and its sample rate.
+
+    Channels are averaged.
     """
     if not data:
         raise AudioError("is an empty file")

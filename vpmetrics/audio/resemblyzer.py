@@ -95,8 +95,9 @@ class Resemblyzer(SpeakerEncoder):
 
 
 def load_resemblyzer() -> Resemblyzer:
-    """Load the encoder with the weights in Resemblyzer's package, or else in its wheel on PyPI,
-    downloaded once.
+    """Load the encoder with the weights in Resemblyzer's package.
+
+    Without the package they are read from its wheel on PyPI, which is downloaded once.
     """
     # The package is not imported: its dependencies need a compiler and `pkg_resources`.
     spec = find_spec("resemblyzer")

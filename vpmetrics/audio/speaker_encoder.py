@@ -19,8 +19,9 @@ _TRIAL_SECONDS = 4.0  # of the noise that shows the dimension: no encoder known 
 
 
 class SpeakerEncoder(nn.Module):
-    """An attacker's speaker encoder, from waveforms to embeddings, as :func:`load_encoder` returns
-    it.
+    """An attacker's speaker encoder, from waveforms to embeddings.
+
+    :func:`load_encoder` returns it.
 
     As input to ``forward`` it takes ``waveforms``, a floating tensor of shape ``(B, T)``, and
     ``lengths``, integers of shape ``(B,)``, where rows are padded. As output it returns embeddings
@@ -143,8 +144,9 @@ class SpeakerEncoder(nn.Module):
 
     @cached_property
     def identity(self) -> str | None:
-        """The name and a digest of the file or weights, by which embeddings are cached; None
-        without a name.
+        """The name and a digest of the file or weights, by which embeddings are cached.
+
+        It is None without a name.
         """
         if self.name is None:
             return None
@@ -160,9 +162,7 @@ class SpeakerEncoder(nn.Module):
 
 
 def length_mask(waveforms: Tensor, lengths: Tensor) -> Tensor:
-    """Return a mask ``(B, T)`` that is True for samples within the length of their row, False for
-    padding.
-    """
+    """Return a mask ``(B, T)`` that is True for samples within the length of their row."""
     return torch.arange(waveforms.shape[1], device=waveforms.device) < lengths[:, None]
 
 

@@ -1,5 +1,6 @@
-"""The bundled voices, embeddings of 37 synthetic speakers, original and anonymised four ways;
-batches by speaker.
+"""The bundled voices, embeddings of 37 synthetic speakers, original and anonymised four ways.
+
+A sampler draws batches by speaker.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ __all__ = ["DemoVoices", "SpeakerBatchSampler", "demo_voices"]
 
 
 class DemoVoices(NamedTuple):
-    """Embeddings of 1036 recordings of 37 synthetic speakers; see ``README.md`` in this folder for
-    how they were made.
+    """Embeddings of 1036 recordings of 37 synthetic speakers.
+
+    See ``README.md`` in this folder for how they were made.
 
     ``original`` ``(1036, 256)`` float32; ``protected``, as many rows for each of ``B2`` (McAdams,
     alpha = 0.8), ``B2r0`` and ``B2r1`` (one alpha per speaker, two draws) and ``B2u`` (one alpha
@@ -66,8 +68,9 @@ def demo_voices() -> DemoVoices:
 
 
 class SpeakerBatchSampler(Sampler[list[int]]):
-    r"""Draw batches with several utterances of several speakers, for
-    ``DataLoader(batch_sampler=...)``.
+    r"""Draw batches with several utterances of several speakers.
+
+    It is made for ``DataLoader(batch_sampler=...)``.
 
     The losses learn from pairs of one speaker. Shuffled batches hold hardly any: 32 rows of 1,000
     speakers have none in more than half of the batches.
@@ -186,8 +189,9 @@ class SpeakerBatchSampler(Sampler[list[int]]):
             yield torch.cat([chunks[chunk] for chunk in chunks_of_batch[batch]]).tolist()
 
     def _count_total_batches(self) -> int:
-        """Return how many batches all processes can fill in an epoch, with at most one chunk of a
-        speaker in each.
+        """Return how many batches all processes can fill in an epoch.
+
+        Each has at most one chunk of a speaker.
         """
 
         def lacks_chunks(num_batches: int) -> bool:

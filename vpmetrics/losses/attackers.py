@@ -1,5 +1,6 @@
-"""Linear attackers to train against, and the variance within sessions, from running moments of unit
-rows.
+"""Linear attackers to train against, and the variance within sessions.
+
+Both follow from running moments of unit rows.
 
 The attacks of :mod:`vpmetrics.attacks` choose their settings by cross-validation, which forces GPU
 syncs. An attacker that runs in every training step has one setting. Gradients pass through the rows
@@ -46,8 +47,9 @@ class Covariances(NamedTuple):
 
 
 class RunningMoments(nn.Module):
-    """Moments of pairs of rows, as a decaying sum over batches. They are not saved: some ten
-    batches restore them.
+    """Moments of pairs of rows, as a decaying sum over batches.
+
+    They are not saved: some ten batches restore them.
     """
 
     moments: Tensor | None
@@ -71,8 +73,9 @@ class RunningMoments(nn.Module):
         )
 
     def compute_covariances(self, width: int, device: torch.device) -> Covariances | None:
-        """Return covariances of the batches so far; None before the first, or if they have another
-        width.
+        """Return covariances of the batches so far.
+
+        It is None before the first, or if they have another width.
         """
         if self.moments is None or len(self.moments) != 1 + 2 * width:
             return None
@@ -82,8 +85,9 @@ class RunningMoments(nn.Module):
 def attack_with_past_batches(
     past: Covariances, original: Tensor, protected: Tensor
 ) -> SidesAndTrialMask:
-    """Return original rows whitened, and predicted from protected rows; no trials before many
-    batches have passed.
+    """Return original rows whitened, and predicted from protected rows.
+
+    There are no trials before many batches have passed.
     """
     num_rows = len(protected)
     has_many_batches = past.num_pairs >= _MIN_BATCHES * num_rows
@@ -93,8 +97,9 @@ def attack_with_past_batches(
 
 
 def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> SidesAndTrialMask:
-    """Return original rows whitened, and predicted as fitted on the other half of speakers; a trial
-    is of one half.
+    """Return original rows whitened, and predicted as fitted on the other half of speakers.
+
+    Both speakers of a trial are of one half.
     """
     # The half of a speaker follows from embeddings, not from labels or row order.
     rows = widen(original.detach())
@@ -131,8 +136,9 @@ def subtract_speaker_session_means(protected: Tensor, speakers: Tensor, sessions
 def within_session_variance_share(
     session_deviations: Tensor, protected: Tensor, past: Covariances
 ) -> Tensor:
-    r"""Return the share of the variance that lies within sessions, averaged over whitened
-    directions; a penalty.
+    r"""Return the share of the variance that lies within sessions, a penalty.
+
+    It is averaged over whitened directions.
 
     .. math::
         t = \frac{1}{D} \operatorname{tr}(C^{-1} W)
@@ -153,8 +159,9 @@ def within_session_variance_share(
 
 
 def _measure_moments(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return products of rows ``(1, first, second)``, ``(1 + 2 D, 1 + 2 D)``: count, sums and
-    products at once.
+    """Return products of rows ``(1, first, second)``, ``(1 + 2 D, 1 + 2 D)``.
+
+    They hold the count, sums and products at once.
     """
     rows = pad(torch.cat([widen(first.detach()), widen(second.detach())], dim=1), (1, 0), value=1.0)
     if weights is None:
@@ -180,8 +187,9 @@ def _covariances_from_moments(moments: Tensor) -> Covariances:
 def _whiten_and_predict_original(
     fitted: Covariances, original: Tensor, protected: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    """Return original rows whitened, and predicted from protected rows by ridge regression, ``(B,
-    D)`` each.
+    """Return original rows whitened, and predicted from protected rows, ``(B, D)`` each.
+
+    Ridge regression predicts them.
     """
     root = _factorise_with_ridge(fitted.of_first, _ORIGINAL_RIDGE)
     cross = solve_lower(root, fitted.cross)

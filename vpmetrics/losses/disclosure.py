@@ -1,6 +1,4 @@
-"""The losses: one hides who spoke the original, one keeps protected speakers distinct, and one does
-both.
-"""
+"""The losses: to hide who spoke, to keep protected speakers distinct, and both."""
 
 from __future__ import annotations
 
@@ -35,8 +33,9 @@ _NEGLIGIBLE_SHARE = 1e-3  # of the variance within sessions
 
 
 class DisclosureLoss(EmbeddingLoss):
-    r"""Compute how much protected speech discloses about who spoke the original: D_ECE of OP in
-    both directions.
+    r"""Compute how much protected speech discloses about who spoke the original.
+
+    D_ECE of OP in both directions.
 
     .. math::
         L = \sum_a \left[ D_\mathrm{ECE}(s_a) + D_\mathrm{ECE}(-s_a) \right] \quad \text{[+ the
@@ -118,8 +117,9 @@ class DisclosureLoss(EmbeddingLoss):
         self.past_sessions = RunningMoments()
 
     def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
-        """Return the disclosures to all attackers and the weighted penalties; in training, learn
-        from the batch.
+        """Return the disclosures to all attackers and the weighted penalties.
+
+        In training, learn from the batch.
         """
         is_same_speaker = match_labels(batch.speakers)
         scores, is_counted = self._score_batch(batch)
@@ -186,8 +186,9 @@ class DisclosureLoss(EmbeddingLoss):
         return self._sum_disclosures(trials)
 
     def _within_session_share(self, batch: UnitRowBatch, sessions: Tensor) -> Tensor:
-        """Return the share of the variance within sessions; 1, the largest, until enough batches
-        have passed.
+        """Return the share of the variance within sessions.
+
+        1, the largest, until enough batches have passed.
         """
         protected = batch.protected
         deviations = subtract_speaker_session_means(protected, batch.speakers, sessions)
@@ -209,8 +210,9 @@ def _between_speakers_share(scores: Tensor, is_same_speaker: Tensor) -> Tensor:
 
 
 class DistinctivenessLoss(EmbeddingLoss):
-    r"""Compute how far protected speech is from full distinctiveness: the maximal D_ECE minus that
-    of PP.
+    r"""Compute how far protected speech is from full distinctiveness.
+
+    The maximal D_ECE minus that of PP.
 
     .. math::
         L = \frac{1}{2 \ln 2} - D_\mathrm{ECE}(s), \qquad s_{kl} = \cos(p_k, p_l),\ k < l
@@ -238,8 +240,9 @@ class DistinctivenessLoss(EmbeddingLoss):
         self.straight_through = straight_through
 
     def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
-        """Return the maximal D_ECE minus that of protected rows, 0 without both classes; the
-        original is not used.
+        """Return the maximal D_ECE minus that of protected rows, 0 without both classes.
+
+        The original is not used.
         """
         is_same_speaker = match_labels(batch.speakers)
         is_within = torch.ones_like(is_same_speaker)
@@ -258,8 +261,9 @@ class DistinctivenessLoss(EmbeddingLoss):
 
 
 class PseudonymisationLoss(EmbeddingLoss):
-    r"""Compute a loss that hides speakers and keeps them distinct: every speaker gets another
-    voice.
+    r"""Compute a loss that hides speakers and keeps them distinct.
+
+    Every speaker gets another voice.
 
     .. math::
         L = w_\mathrm{OP} L_\mathrm{disclosure} + w_\mathrm{PP} L_\mathrm{distinctiveness}

@@ -1,5 +1,6 @@
-"""The base class of the losses: arguments, unit length, bounded gradients, and D_ECE of a batch
-with a gradient.
+"""The base class of the losses.
+
+Arguments, unit length, bounded gradients, and D_ECE of a batch with a gradient.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ _WIDE_WEIGHT = 0.1  # enough for a gradient there, and too little to matter else
 
 
 class UnitRowBatch(NamedTuple):
-    """Unit rows ``(B, D)`` of both sides, with the speaker and the session of each row,
-    ``(B,)``.
-    """
+    """Unit rows ``(B, D)`` of both sides, and their speakers and sessions, ``(B,)``."""
 
     original: Tensor
     protected: Tensor
@@ -48,8 +47,9 @@ class EmbeddingLoss(nn.Module):
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """The parts of the last value, which add up to it, without gradients: for
-        ``self.log_dict``.
+        """The parts of the last value, which add up to it, without gradients.
+
+        For ``self.log_dict``.
         """
         return dict(self._parts)
 
@@ -122,8 +122,9 @@ class EmbeddingLoss(nn.Module):
 
 
 class _UnitRows(torch.autograd.Function):
-    """Scale rows to unit length. The gradient is tangential by construction, and bounded where
-    scores nearly tie.
+    """Scale rows to unit length.
+
+    The gradient is tangential by construction, and bounded where scores nearly tie.
     """
 
     @staticmethod
@@ -176,15 +177,15 @@ def flatten_above_diagonal(matrices: Tensor) -> Tensor:
 
 
 def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
-    """Return a mask ``(A,)`` of the attackers whose counted trials ``(A, P)`` include both
-    classes.
+    """Return a mask ``(A,)`` of the attackers with trials of both classes.
+
+    Counted trials are ``(A, P)``.
     """
     return (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
 
 
 class Trials(NamedTuple):
-    """Scores ``(A, P)`` of several attackers, which of the trials are of one speaker ``(P,)``, and
-    which count.
+    """Scores ``(A, P)`` of several attackers, their labels ``(P,)``, and which of them count.
 
     ``is_counted`` broadcasts to ``(A, P)``: the trials that an attacker compares.
     """
@@ -197,8 +198,9 @@ class Trials(NamedTuple):
 def sum_surrogate_disclosures(
     trials: Trials, bandwidth: float, straight_through: bool, is_two_sided: bool
 ) -> Tensor:
-    """Return D_ECE of the scores, summed over attackers; two-sided, plus that of the negated
-    scores.
+    """Return D_ECE of the scores, summed over attackers.
+
+    Two-sided, plus that of the negated scores.
 
     Where a class is missing, 0 with a graph. ``straight_through``: exact values, the gradient
     smooth.
@@ -219,8 +221,9 @@ def sum_surrogate_disclosures(
 def _smooth_disclosures(
     trials: Trials, is_defined: Tensor, bandwidth: float, is_two_sided: bool
 ) -> Tensor:
-    """Return smoothed D_ECE of every attacker, ``(1, A)``; two-sided also of the negated scores,
-    ``(2, A)``.
+    """Return smoothed D_ECE of every attacker, ``(1, A)``.
+
+    Two-sided also of the negated scores, ``(2, A)``.
     """
     grid = lay_grid(trials.scores, bandwidth)
     labels = trials.is_target.long().expand_as(trials.scores)
@@ -237,8 +240,9 @@ def _smooth_disclosures(
 
 
 def _exact_disclosures(trials: Trials, is_defined: Tensor, num_directions: int) -> Tensor:
-    """Return exact D_ECE of every attacker and direction, ``(num_directions, A)``; 0 where a class
-    is missing.
+    """Return exact D_ECE of every attacker and direction, ``(num_directions, A)``.
+
+    0 where a class is missing.
     """
     exact = widen(trials.scores.new_zeros(num_directions, len(trials.scores)))
     for attacker in is_defined.nonzero().flatten().tolist():

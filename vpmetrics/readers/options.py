@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Sources of labels: ``FILE``, ``FILE:ARRAY`` or the name of an array in the file of all
-    arrays.
+    """Sources of labels.
+
+    A source is ``FILE``, ``FILE:ARRAY`` or the name of an array in the file of all arrays.
 
     ``format``: that of files whose suffix does not tell it. ``strip_suffix``: end of names of
     utterances to leave out. ``speaker_pattern``: a regular expression that finds the speaker in the

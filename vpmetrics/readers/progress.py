@@ -21,8 +21,9 @@ SetDone = Callable[[float], None]
 
 
 class RaisingConsole(Console):
-    """A console that raises BrokenPipeError when its reader stops; Rich would end the process with
-    status 1.
+    """A console that raises BrokenPipeError when its reader stops.
+
+    Rich would end the process with status 1.
     """
 
     def on_broken_pipe(self) -> NoReturn:

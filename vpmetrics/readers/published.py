@@ -1,5 +1,6 @@
-"""Published results of other evaluations, to hold ours beside them: systems with their lists,
-tables, curves, score matrices.
+"""Published results of other evaluations, to hold ours beside them.
+
+These are systems with their lists, tables, curves and score matrices.
 
 Systems of the repository on local information are folders with ``embeddings.parquet``, and share
 lists of utterances in CSV. Curves and score matrices are those of the legally validated evaluation
@@ -49,8 +50,9 @@ _MEASURE_OF_NAME = {
 
 @dataclass(frozen=True)
 class UtteranceLists:
-    """Two lists of utterances and their speakers: those that speakers are enrolled with, and those
-    tested.
+    """Two lists of utterances and their speakers.
+
+    The first are those that speakers are enrolled with, the second those tested.
     """
 
     enrolment: Path
@@ -106,8 +108,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A point of a published curve: the mean of a measure for a number of people, and its chance
-    level.
+    """A point of a published curve.
+
+    It has the mean of a measure for a number of people, and its chance level.
     """
 
     measure: str
@@ -120,8 +123,10 @@ class CurvePoint:
 
 
 def find_published_systems(folder: str | Path) -> list[PublishedSystem]:
-    """List the systems below a folder: ``<system>/embeddings/embeddings.parquet``, and beside or
-    above it ``shared/test_enrolls.csv``, ``test_trials.csv`` and the same of ``dev``.
+    """List the systems below a folder.
+
+    A system has ``<system>/embeddings/embeddings.parquet``. Beside or above it are the lists
+    ``shared/test_enrolls.csv``, ``shared/test_trials.csv`` and the same of ``dev``.
     """
     root = Path(folder)
     systems: list[PublishedSystem] = []
@@ -244,8 +249,10 @@ def find_published_matrices(folder: str | Path) -> list[PublishedMatrix]:
 
 
 def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
-    """Read a table with a row for each system, named in the first column, and a measure in each of
-    the others, under our names. Percentages, whose column says so, become shares.
+    """Read a table with a row for each system and a measure in each column.
+
+    The first column names the systems, the others are measures, which get our names. Percentages, whose column says
+    so, become shares.
     """
     table: dict[str, dict[str, float]] = {}
     for row in _read_rows(path):
@@ -265,8 +272,9 @@ def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
 def compare_with_published(
     ours: Mapping[str, Mapping[str, float]], published: Mapping[str, Mapping[str, float]]
 ) -> list[Difference]:
-    """Return every number that both have, of systems and measures of one name, in the order of
-    ours.
+    """Return every number that both have, in the order of ours.
+
+    Systems and measures are those of one name.
     """
     published_by_name = {_normalise_name(system): values for system, values in published.items()}
     differences: list[Difference] = []
@@ -280,8 +288,9 @@ def compare_with_published(
 
 
 def read_published_curves(folder: str | Path) -> list[CurvePoint]:
-    """Read curves from all files ``<measure>_results.csv`` of a folder: a row for each attacker,
-    length and size.
+    """Read curves from all files ``<measure>_results.csv`` of a folder.
+
+    A file has a row for each attacker, length and size.
     """
     points: list[CurvePoint] = []
     for path in sorted(Path(folder).glob("*_results.csv")):

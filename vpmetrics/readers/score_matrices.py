@@ -1,5 +1,6 @@
-"""Score matrices: a row for each enrolled speaker, a column for each test, and two lists of their
-speakers.
+"""Score matrices: a row for each enrolled speaker, a column for each test.
+
+Two lists give their speakers.
 
 ``m.npy`` with the speakers in ``m.npy.json`` or in two text files, or ``m.npz`` with all three.
 Matrices are read by blocks of rows, since they may be larger than the memory.
@@ -75,9 +76,7 @@ class ScoreMatrix:
         return len(self.row_speakers), len(self.column_speakers)
 
     def speaker_indices(self) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        """Return a number of the speaker of every row and of every column, and the names of all
-        speakers.
-        """
+        """Return a number for the speaker of every row and column, and the speakers' names."""
         names, index = np.unique(
             np.array([*self.row_speakers, *self.column_speakers]), return_inverse=True
         )
@@ -117,8 +116,9 @@ class _Header:
 
 
 def is_score_matrix(path: str | Path) -> bool:
-    """Return whether a file is a score matrix: it has a sidecar with the speakers, or holds
-    them.
+    """Return whether a file is a score matrix.
+
+    It has a sidecar with the speakers, or holds them.
     """
     try:
         if format_suffix(path) == "npy":
@@ -196,8 +196,9 @@ def _find_sidecar(path: str | Path) -> Path | None:
 
 
 def _read_sidecar(path: Path) -> dict[str, list[str]]:
-    """Read both lists of speakers of a JSON file; keys are found by their words, as in
-    ``enroll_speakers``.
+    """Read both lists of speakers of a JSON file.
+
+    Keys are found by their words, as in ``enroll_speakers``.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -224,9 +225,7 @@ def _read_sidecar(path: Path) -> dict[str, list[str]]:
 
 
 def _read_archived_lists(path: str | Path) -> tuple[str, dict[str, list[str]]]:
-    """Return the name of the only matrix of an archive, and the lists of speakers that are with
-    it.
-    """
+    """Return the name of the only matrix of an archive, and its lists of speakers."""
     matrices: list[str] = []
     lists: dict[str, list[str]] = {}
     with zipfile.ZipFile(path) as archive:
@@ -276,15 +275,17 @@ def _read_header(file: IO[bytes], path: str | Path, size: int | None = None) -> 
 
 @dataclass(frozen=True)
 class MatrixRanks:
-    """How often the own speaker of a test comes first, second and so on among all rows: counts
-    ``(A,)``, float64.
+    """How often the own speaker of a test comes first, second and so on among all rows.
+
+    The histogram has counts ``(A,)``, float64.
     """
 
     histogram: Tensor
 
     def rates(self, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Return ``rate_<N>``, ``chance_<N>`` and ``gallery``, as
-        :class:`vpmetrics.ReidentificationRate` does.
+        """Return ``rate_<N>``, ``chance_<N>`` and ``gallery``.
+
+        They are what :class:`vpmetrics.ReidentificationRate` returns.
         """
         return rates_of_histogram(self.histogram, sizes)
 
@@ -325,8 +326,9 @@ def rank_matrix(matrix: ScoreMatrix) -> MatrixRanks:
 def evaluate_score_matrices(
     name: str, matrices: Mapping[str, ScoreMatrix], confidence: float | None = None
 ) -> EvaluatedSystem:
-    """Evaluate a system by its score matrix in each condition, which is empty where it is not
-    known.
+    """Evaluate a system by its score matrix in each condition.
+
+    The condition is empty where it is not known.
 
     A matrix of up to four million trials gets confidence intervals; the scores of a larger one are
     counted by blocks.
