@@ -251,8 +251,8 @@ def find_published_matrices(folder: str | Path) -> list[PublishedMatrix]:
 def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
     """Read a table with a row for each system and a measure in each column.
 
-    The first column names the systems, the others are measures, which get our names. Percentages, whose column says
-    so, become shares.
+    The first column names the systems, the others are measures, which get our names. Percentages,
+    whose column says so, become shares.
     """
     table: dict[str, dict[str, float]] = {}
     for row in _read_rows(path):
