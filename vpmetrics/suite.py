@@ -160,7 +160,8 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             raise ValueError(
                 "Expected `attacks` only without `bandwidth`: attackers need more than a batch."
             )
-        attacks = attacks if bandwidth is None else None
+        if bandwidth is not None:
+            attacks = None
         super().__init__(
             bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs
         )
@@ -203,8 +204,7 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             )
 
     def report(self) -> PrivacyReport:
-        """Return the headline, the scalars and the conditions they come from, for all groups
-        together and for each.
+        """Return headline, scalars and conditions, of all groups together and of each.
 
         The report is of all processes, as ``compute``. The verdict goes by 95 % intervals of the
         risks, whatever ``intervals`` is, so it costs more than ``compute``. Groups given as strings
@@ -216,8 +216,8 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             names = self._label_names_by_code()
             groups: dict[int | str, PrivacyReport] = {}
             for group in data.groups():
-                part = data.of_group(group)
-                groups[names.get(group, group)] = self._compute_checked_report(part)
+                of_group = data.of_group(group)
+                groups[names.get(group, group)] = self._compute_checked_report(of_group)
             encoders = {}
             if len(data.encoders) > 1:
                 for index, encoder in enumerate(data.encoders):
@@ -240,11 +240,14 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         """
         from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path
 
-        val = self.compute() if val is None else val
+        if val is None:
+            val = self.compute()
         if not isinstance(val, Mapping):
             return draw_path(val, ax)
         is_one_system = not any(isinstance(value, Mapping) for value in val.values())
-        systems = [(label, val)] if is_one_system else list(val.items())
+        systems = list(val.items())
+        if is_one_system:
+            systems = [(label, val)]
         for name, scalars in systems:
             missing = [key for key in ("deid", "gvd") if key not in scalars]
             if missing:
@@ -262,7 +265,8 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         if self.metrics == "all":
             return dict(report.scalars)
         keys: Iterable[str] = self._requested_keys("across" in report.conditions)
-        keys = keys if self.intervals is None else add_interval_keys(keys)
+        if self.intervals is not None:
+            keys = add_interval_keys(keys)
         # Some may be of conditions that are missing.
         return {key: report.scalars[key] for key in keys if key in report.scalars}
 
@@ -270,7 +274,9 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         """Return the keys of ``metrics`` without intervals."""
         if not isinstance(self.metrics, str):
             return self.metrics
-        conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
+        conditions: tuple[str, ...] = WITHOUT_SESSIONS
+        if has_sessions:
+            conditions = tuple(CONDITIONS)
         has_attacks = self.attacks is not None
         every_key = scalar_keys(conditions, has_attacks, has_sessions, self.sizes)
         if self.metrics == "all":

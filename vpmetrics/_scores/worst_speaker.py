@@ -168,8 +168,7 @@ class _Units:
     size: Tensor
 
     def deal(self, new_unit: Tensor) -> Tensor:
-        """Return the slot whose row comes into each slot, ``(K, R)``, for permuted units ``(K,
-        U)``.
+        """Return the slot whose row comes into each slot ``(K, R)``, of permuted units ``(K, U)``.
 
         A shorter unit is repeated.
         """
@@ -202,7 +201,8 @@ def _count_permutations(units: _Units, neighbourhood: _Neighbourhood) -> float:
     num_units = len(units.size)
     speaker_of_unit = neighbourhood.speaker_of_slot[units.order[units.start]]
     units_of_speaker = count_values(speaker_of_unit, len(neighbourhood.speakers)).tolist()
-    return math.lgamma(num_units + 1) - sum(math.lgamma(1 + number) for number in units_of_speaker)
+    ways_within_speakers = sum(math.lgamma(1 + num_own) for num_own in units_of_speaker)
+    return math.lgamma(num_units + 1) - ways_within_speakers
 
 
 def _permute_units(num_units: int, num_draws: int, generator: torch.Generator) -> Tensor:
@@ -231,8 +231,8 @@ def lay_cells(of_speakers: _SpeakerRows, num_cells: int = _CELLS) -> Tensor:
     log_odds = torch.linspace(
         -_EXTREME, _EXTREME, num_cells, dtype=torch.float64, device=scores.device
     )
-    place = (log_odds.sigmoid() * (len(ordered) - 1)).round().long()
-    edges: Tensor = ordered[place].unique()
+    rank = (log_odds.sigmoid() * (len(ordered) - 1)).round().long()
+    edges: Tensor = ordered[rank].unique()
     return edges
 
 
@@ -295,9 +295,9 @@ def _find_slot_trials(of_speakers: _SpeakerRows, neighbourhood: _Neighbourhood) 
     speaker = neighbourhood.speakers[neighbourhood.speaker_of_slot]
     num_rows = of_speakers.num_rows[speaker][:, None]
     longest = int(num_rows.amax())
-    place = torch.arange(longest, device=speaker.device)
-    is_row = place < num_rows
-    row = of_speakers.first_row[speaker][:, None] + place
+    row_of_speaker = torch.arange(longest, device=speaker.device)
+    is_row = row_of_speaker < num_rows
+    row = of_speakers.first_row[speaker][:, None] + row_of_speaker
     row = row.clamp(max=max(0, len(enrolment) - 1))
     is_trial = is_row & (enrolment.ids[row] != test.ids[test_rows][:, None])
     if of_speakers.is_same_side:
@@ -305,7 +305,10 @@ def _find_slot_trials(of_speakers: _SpeakerRows, neighbourhood: _Neighbourhood) 
     wanted = of_speakers.rows.condition.target_sessions
     if wanted != "any" and enrolment.sessions is not None and test.sessions is not None:
         is_same_session = enrolment.sessions[row] == test.sessions[test_rows][:, None]
-        is_trial = is_trial & (is_same_session if wanted == "same" else ~is_same_session)
+        if wanted == "other":
+            is_trial = is_trial & ~is_same_session
+        else:
+            is_trial = is_trial & is_same_session
     place_of_row = torch.zeros(len(enrolment), dtype=torch.int64, device=row.device)
     num_enrolled = len(neighbourhood.enrolment_rows)
     place_of_row[neighbourhood.enrolment_rows] = torch.arange(num_enrolled, device=row.device)
@@ -433,8 +436,8 @@ def find_worst_speaker(
                 values = _better_sign_disclosure(counts.targets, counts.nontargets)
                 values = values.cpu().nan_to_num(-torch.inf)
                 speaker_labels = of_speakers.label[counts.speakers].cpu()
-                place = torch.searchsorted(labels.cpu(), speaker_labels)
-                disclosure[place] = torch.maximum(disclosure[place], values[0])
+                index = torch.searchsorted(labels.cpu(), speaker_labels)
+                disclosure[index] = torch.maximum(disclosure[index], values[0])
                 largest_by_draw = torch.maximum(largest_by_draw, values.amax(1))
                 log_permutations_of_condition += counts.log_permutations
         log_permutations = max(log_permutations, log_permutations_of_condition)
@@ -453,9 +456,7 @@ def find_worst_speaker(
 
 
 def linkability_by_chance(rows: TrialRows, edges: Tensor) -> Tensor:
-    """Return the linkability with speakers permuted, the mean over permutations; ``edges`` of its
-    bins ``(99,)``.
-    """
+    """Return the mean linkability over permutations of speakers; ``edges`` of bins ``(99,)``."""
     undefined = torch.full((), torch.nan, dtype=torch.float64, device=edges.device)
     if bool(edges[0].isnan()) or len(rows.enrolment) == 0 or len(rows.test) == 0:
         return undefined

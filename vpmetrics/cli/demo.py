@@ -93,8 +93,8 @@ def demo(options: DemoOptions, console: Console) -> None:
     order = torch.randperm(len(voices.speaker_names), generator=generator)
     is_held_out = torch.isin(voices.speakers, order[:NUM_HELD_OUT])
     num_training = len(voices.speaker_names) - NUM_HELD_OUT
-    others = f"{NUM_HELD_OUT} others ({int(is_held_out.sum())} utterances)"
-    console.print(f"Training on {num_training} synthetic speakers, measuring on {others}.")
+    measured_on = f"{NUM_HELD_OUT} others ({int(is_held_out.sum())} utterances)"
+    console.print(f"Training on {num_training} synthetic speakers, measuring on {measured_on}.")
     model = _train_anonymiser(voices, is_held_out, options)
     systems = _evaluate_systems(voices, is_held_out, model, generator)
     lead = (
@@ -113,10 +113,7 @@ def demo(options: DemoOptions, console: Console) -> None:
 
 
 def _name_log_folder(out: Path) -> Path:
-    """Return the folder of the TensorBoard log.
-
-    Beside the page, whose folder is replaced as a whole.
-    """
+    """Return the folder of the TensorBoard log: beside the page, whose folder is replaced."""
     return out.with_name(f"{out.name}-tensorboard")
 
 
@@ -175,10 +172,8 @@ def _train_anonymiser(
     """Train an anonymiser on some speakers, watched on the others."""
     torch.manual_seed(options.seed)
     model = KeyedAnonymiser(len(voices.speaker_names), voices.original.shape[1])
-    data = voices.original, voices.speakers, alternate_unique_session_ids(voices.speakers)
-    training, held_out = (
-        TensorDataset(*(part[rows] for part in data)) for rows in (~is_held_out, is_held_out)
-    )
+    training = _make_dataset(voices, ~is_held_out)
+    held_out = _make_dataset(voices, is_held_out)
     sampler = SpeakerBatchSampler(voices.speakers[~is_held_out], seed=options.seed)
     monitor = PrivacyMonitor(
         keys={name: name for name in ("original", "protected", "speakers", "sessions")},
@@ -217,6 +212,12 @@ def _train_anonymiser(
     return model.eval()
 
 
+def _make_dataset(voices: DemoVoices, is_used: Tensor) -> TensorDataset:
+    """Return original embeddings, speakers and sessions of some rows."""
+    sessions = alternate_unique_session_ids(voices.speakers)
+    return TensorDataset(voices.original[is_used], voices.speakers[is_used], sessions[is_used])
+
+
 def _evaluate_systems(
     voices: DemoVoices, is_held_out: Tensor, model: KeyedAnonymiser, generator: torch.Generator
 ) -> list[EvaluatedSystem]:
@@ -243,13 +244,15 @@ def _evaluate_systems(
     systems = []
     for name, side in protected.items():
         metric.reset(observed=True)
-        seen, unseen = (
-            (voices.original[rows], side[rows], voices.speakers[rows])
-            for rows in (~is_held_out, is_held_out)
+        metric.observe(
+            voices.original[~is_held_out], side[~is_held_out], voices.speakers[~is_held_out]
         )
-        metric.observe(*seen)
         embeddings = Embeddings(
-            *unseen, tuple(voices.speaker_names), sessions=sessions[is_held_out]
+            voices.original[is_held_out],
+            side[is_held_out],
+            voices.speakers[is_held_out],
+            tuple(voices.speaker_names),
+            sessions=sessions[is_held_out],
         )
         system = evaluate_embeddings(name, embeddings, metric)
         systems.append(replace(system, notes=(f"{name} {_DESCRIPTIONS[name]}", *system.notes)))
@@ -264,10 +267,7 @@ def _evaluate_systems(
 
 
 def alternate_unique_session_ids(speakers: Tensor) -> Tensor:
-    """Return a session for each row, ``(N,)``.
-
-    ``2 * speaker`` and ``2 * speaker + 1`` in turn within a speaker.
-    """
+    """Return the sessions ``2 * speaker`` and ``2 * speaker + 1`` in turn, one per row ``(N,)``."""
     is_same = speakers[:, None] == speakers
     return 2 * speakers + (is_same.tril().sum(1) - 1) % 2
 
@@ -297,8 +297,8 @@ class KeyedAnonymiser(pl.LightningModule):
     def forward(self, original: Tensor, key: Tensor) -> Tensor:
         """Return protected embeddings ``(B, D)`` of original ones, by the key of each."""
         voice = _INPUT_SCALE * original
-        other = self.net(torch.cat([voice, key], dim=1))
-        return torch.lerp(other, voice, self.own.clamp(0, 1))
+        mapped = self.net(torch.cat([voice, key], dim=1))
+        return torch.lerp(mapped, voice, self.own.clamp(0, 1))
 
     def training_step(self, batch: SessionBatch) -> Tensor:
         """Return the loss of one batch."""
@@ -306,7 +306,7 @@ class KeyedAnonymiser(pl.LightningModule):
         protected = self(original, torch.randn_like(self.keys)[sessions])
         loss: Tensor = self.loss(original, protected, speakers, sessions)
         self.log("train/loss", loss)
-        self.log_dict({f"train/{name}": part for name, part in self.loss.parts.items()})
+        self.log_dict({f"train/{name}": value for name, value in self.loss.parts.items()})
         return loss
 
     def validation_step(self, batch: SessionBatch) -> dict[str, Tensor]:
@@ -328,9 +328,7 @@ class KeyedAnonymiser(pl.LightningModule):
 
 
 def draw_voices(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator) -> Tensor:
-    """Return protected embeddings of all rows.
-
-    Random mixtures of the training speakers' recordings.
+    """Return protected embeddings: random mixtures of the training speakers' recordings.
 
     They vary as these do and depend on nothing else, so that whatever is found is luck.
     """
@@ -341,21 +339,17 @@ def draw_voices(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator)
 
 
 def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Generator) -> Tensor:
-    """Return protected embeddings of all rows, each the mean of several speakers.
-
-    As baseline B1 of the VoicePrivacy challenge does.
+    """Return protected embeddings in the manner of baseline B1 of the VoicePrivacy challenge.
 
     Each session of a speaker gets the average of ten random training speakers, and every utterance
     keeps its difference from its speaker's mean. B1 draws from the farthest speakers of a large
     pool; in this small one that would make speakers *less* like themselves than like others, and an
     attacker would only have to reverse the sign.
     """
-    means = torch.stack(
-        [
-            voices.original[voices.speakers == speaker].mean(0)
-            for speaker in voices.speakers.unique()
-        ]
-    )
+    means_of_speakers: list[Tensor] = []
+    for speaker in voices.speakers.unique():
+        means_of_speakers.append(voices.original[voices.speakers == speaker].mean(0))
+    means = torch.stack(means_of_speakers)
     pool = means[voices.speakers[is_pool].unique()]
     chosen = torch.rand(2 * len(means), len(pool), generator=generator).argsort(dim=1)[
         :, :_SPEAKERS_PER_VOICE
