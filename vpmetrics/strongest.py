@@ -138,24 +138,25 @@ class LearnsFromFurtherSpeakers:
             if self._observed is None:
                 on_host = None
             else:
-                on_host = [part.cpu() for part in self._observed]
+                on_host = [moment.cpu() for moment in self._observed]
             gathered = gather_objects(on_host, self.process_group)
         device = data.speakers.device
-        moments = [
-            MomentSums(*(part.to(device) for part in parts))
-            for parts in gathered
-            if parts is not None
-        ]
-        observed = add_moment_sums(moments) if moments else None
+        moments = []
+        for moments_of_rank in gathered:
+            if moments_of_rank is not None:
+                moments.append(MomentSums(*(moment.to(device) for moment in moments_of_rank)))
+        observed = None
+        if moments:
+            observed = add_moment_sums(moments)
         return FusedAttacker(
             data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None)
         )
 
     def _known_encoders(self: Any) -> tuple[Encoder, ...]:
-        known: tuple[Encoder, ...] = EmbeddingMetric._known_encoders(self)
+        encoders: tuple[Encoder, ...] = EmbeddingMetric._known_encoders(self)
         if self._observed is None:
-            return known
-        return known or self._latest_encoders
+            return encoders
+        return encoders or self._latest_encoders
 
     def _embedding_width(self: Any) -> int | None:
         if self._observed is None:

@@ -279,13 +279,17 @@ class LinearAttack(TunedAttack):
             return _join_maps(maps, *normalisers)
         functions: list[list[Callable[[Tensor, SideName], Tensor]]] = []
         for setting in settings:
-            functions.append([])
-            for number in range(len(statistics.pp)):
-                chosen = [
-                    each and each.select_sets(slice(number, number + 1)) for each in normalisers
-                ]
-                solution = _join_maps(self.maps(statistics.select_set(number), setting), *chosen)
-                functions[-1].append(_map_rows_of_one_set(solution))
+            functions_of_setting = []
+            for training_set in range(len(statistics.pp)):
+                normalisers_of_set = []
+                for normaliser in normalisers:
+                    if normaliser is not None:
+                        normaliser = normaliser.select_sets(slice(training_set, training_set + 1))
+                    normalisers_of_set.append(normaliser)
+                maps = self.maps(statistics.select_set(training_set), setting)
+                solution = _join_maps(maps, *normalisers_of_set)
+                functions_of_setting.append(_map_rows_of_one_set(solution))
+            functions.append(functions_of_setting)
         return SeparateSolutions(functions)
 
 
@@ -389,17 +393,18 @@ def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor
     :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum. Scores
     ``(..., A, B)`` give values ``(...)``.
     """
-    numbers = []
+    class_sizes = []
     means = []
     squares = []
     for is_of_class in (is_nontarget, is_target):
         weight = is_of_class.to(scores)
-        number = weight.sum((-2, -1))
-        mean = (weight * scores).sum((-2, -1)) / number
-        numbers.append(number)
+        class_size = weight.sum((-2, -1))
+        mean = (weight * scores).sum((-2, -1)) / class_size
+        class_sizes.append(class_size)
         means.append(mean)
-        squares.append((weight * scores.square()).sum((-2, -1)) - number * mean.square())
-    variance = (squares[0].clamp(min=0) + squares[1].clamp(min=0)) / (numbers[0] + numbers[1])
+        squares.append((weight * scores.square()).sum((-2, -1)) - class_size * mean.square())
+    sum_of_squares = squares[0].clamp(min=0) + squares[1].clamp(min=0)
+    variance = sum_of_squares / (class_sizes[0] + class_sizes[1])
     gap = (means[1] - means[0]) / variance.clamp(min=torch.finfo(scores.dtype).tiny).sqrt()
     return (-torch.expm1(-gap.square() / 6.5) * gap.sign()).nan_to_num(0)
 

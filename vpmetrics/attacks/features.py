@@ -125,13 +125,17 @@ class AttackFeatures:
         self._is_fitted_on = is_fitted_on
         # Many pairs are compared in float32, and maps of that type take half of the memory.
         self._is_large = len(data.protected) ** 2 > FEW_PAIRS
-        is_needed = {condition.is_same_side for condition in conditions}
-        wanted = [
-            attack for attack in attacks if any(is_made_for(attack, same) for same in is_needed)
-        ]
+        has_same_side = {condition.is_same_side for condition in conditions}
+        wanted = []
+        for attack in attacks:
+            if any(is_made_for(attack, is_same_side) for is_same_side in has_same_side):
+                wanted.append(attack)
         self._fit(wanted, observed)
 
     def _fit(self, attacks: Sequence[Any], observed: MomentSums | None) -> None:
+        """Fit the attacks on the other folds, of all partitions and of each, and on observed
+        pairs.
+        """
         original, protected, speakers = self._pair_rows()
         has_pairs = original is not None
         fold = torch.arange(self.folds.num_folds, device=speakers.device)
@@ -139,26 +143,19 @@ class AttackFeatures:
         if self._is_fitted_on is not None:
             is_outside = is_outside & self._is_fitted_on[speakers]
         views = self._choose_views()
+        self.fitted: list[FittedAttack] = []
         pooled = TrainingSets(original, protected, speakers, is_outside, views)
-        sets_by_source = [(_FITTED_ON[0], pooled)]
+        for attack in attacks:
+            if has_pairs or _name_needs(attack) != PAIRS:
+                self._fit_attack(attack, pooled, _label(attack, _FITTED_ON[0]))
         if self.folds.num_partitions > 1:
             partition = torch.arange(self.folds.num_partitions, device=speakers.device)
             is_inside = partition[:, None] == self.folds.partition[speakers]
             is_member = (is_outside[:, None] & is_inside).flatten(0, 1)
-            sets_by_source.append(
-                (_FITTED_ON[1], TrainingSets(original, protected, speakers, is_member, views))
-            )
-        self.fitted: list[FittedAttack] = []
-        for source, sets in sets_by_source:
+            by_partition = TrainingSets(original, protected, speakers, is_member, views)
             for attack in attacks:
-                needs = getattr(attack, "needs", "")
-                is_linear = (
-                    has_builtin_fit(attack)
-                    and isinstance(attack, LinearAttack)
-                    and needs != NOTHING
-                )
-                if (has_pairs or needs != PAIRS) and (sets is pooled or is_linear):
-                    self._fit_attack(attack, sets, AttackName(attack_name(attack) + source, needs))
+                if _is_fitted_by_partition(attack) and (has_pairs or _name_needs(attack) != PAIRS):
+                    self._fit_attack(attack, by_partition, _label(attack, _FITTED_ON[1]))
         if observed is not None:
             self._fit_on_observed(attacks, observed, pooled if has_pairs else None)
 
@@ -195,7 +192,7 @@ class AttackFeatures:
             statistics = pooled.statistics_with(observed)
         for attack in attacks:
             if learns_from_moments(attack):
-                label = AttackName(attack_name(attack) + _FITTED_ON[2], attack.needs)
+                label = _label(attack, _FITTED_ON[2])
                 solution = attack.solve_statistics(statistics, attack.settings)
                 num_settings = len(attack.settings)
                 num_sets = len(statistics.pp)
@@ -223,11 +220,9 @@ class AttackFeatures:
         )
 
     def _choose_views(self) -> tuple[str, ...]:
-        def some_rows(side: Utterances) -> Tensor:
-            rows = torch.arange(len(side), device=side.ids.device)
-            return unit_rows(side.embeddings[take_evenly(rows, _VIEWED_ROWS)])
-
-        return choose_views_by_spread(some_rows(self.data.original), some_rows(self.data.protected))
+        return choose_views_by_spread(
+            _take_viewed_rows(self.data.original), _take_viewed_rows(self.data.protected)
+        )
 
     def compare(
         self, enrolment: CellRows, test: CellRows, condition: Condition, folds: range
@@ -293,12 +288,15 @@ class AttackFeatures:
                 (), matrix=self._score_by_own_method(fitted, left, right, enrolment, test, folds)
             )
         is_cosine = not hasattr(attack, "score")
+        is_same = right is left
         if is_cosine:
-            is_same = right is left
             left = divide_by_norm(left)
-            right = left if is_same else divide_by_norm(right)
         # Where a setting changes one side only, the other side is repeated.
         left = left.expand(fitted.num_settings, *left.shape[1:])
+        if is_same:
+            return FeatureBlock((), left, left, is_cosine=is_cosine)
+        if is_cosine:
+            right = divide_by_norm(right)
         right = right.expand(fitted.num_settings, *right.shape[1:])
         return FeatureBlock((), left, right, is_cosine=is_cosine)
 
@@ -336,6 +334,27 @@ class AttackFeatures:
                 )
                 scores[setting, cell, :num_rows, :num_columns] = found.to(scores)
         return scores
+
+
+def _name_needs(attack: Any) -> str:
+    return getattr(attack, "needs", "")
+
+
+def _label(attack: Any, source: str) -> AttackName:
+    """Return the name of an attack with what it was fitted on, and what it needs."""
+    return AttackName(attack_name(attack) + source, _name_needs(attack))
+
+
+def _is_fitted_by_partition(attack: Any) -> bool:
+    """Return whether an attack is also fitted on one partition: linear ones, which are cheap."""
+    if not has_builtin_fit(attack) or not isinstance(attack, LinearAttack):
+        return False
+    return _name_needs(attack) != NOTHING
+
+
+def _take_viewed_rows(side: Utterances) -> Tensor:
+    rows = torch.arange(len(side), device=side.ids.device)
+    return unit_rows(side.embeddings[take_evenly(rows, _VIEWED_ROWS)])
 
 
 def attack_name(attack: Any) -> str:

@@ -106,26 +106,24 @@ class CellRows:
 
     def take_columns(self, columns: Tensor) -> CellRows:
         """Return some of the rows of each cell, ``columns`` ``(C, r)``."""
-        taken = {}
+        values_by_field = {}
         for field in fields(self):
             values = getattr(self, field.name)
             if values is not None:
-                index = (
-                    columns[..., None].expand(-1, -1, values.shape[-1])
-                    if values.dim() == 3
-                    else columns
-                )
-                taken[field.name] = values.gather(1, index)
-        return replace(self, **taken)
+                index = columns
+                if values.dim() == 3:
+                    index = columns[..., None].expand(-1, -1, values.shape[-1])
+                values_by_field[field.name] = values.gather(1, index)
+        return replace(self, **values_by_field)
 
     def select_cells(self, cells: slice) -> CellRows:
         """Return the rows of some of the cells."""
-        taken = {}
+        values_by_field = {}
         for field in fields(self):
             values = getattr(self, field.name)
             if values is not None:
-                taken[field.name] = values[cells]
-        return replace(self, **taken)
+                values_by_field[field.name] = values[cells]
+        return replace(self, **values_by_field)
 
 
 def arrange_in_cells(side: Utterances, folds: Folds, dtype: torch.dtype) -> CellRows:

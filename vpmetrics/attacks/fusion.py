@@ -325,6 +325,7 @@ class FusedAttacker:
         plain: Sequence[StepsOfBothSigns],
         plain_replicates: Sequence[StepsOfBothSigns],
     ) -> FusedResult:
+        """Count all pairs by the fused scores, and take the branch that finds more."""
         fusion = self._scores.fuse(condition)
         for index in range(max(1, len(plain)), len(self._encoders)):
             counts_of_encoder, replicates_of_encoder = self._compare_plainly(

@@ -161,13 +161,12 @@ class GaussianKernel:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the kernel ``(T, N, n)`` between rows ``(T, N, D)`` and the training rows."""
-        known = self.training_rows.to(rows)
-        squared = (
-            rows.square().sum(-1)[..., None] + known.square().sum(-1)[:, None] - 2 * rows @ known.mT
-        )
-        return torch.exp(
-            -squared / (2 * _WIDTH * self.variance.to(rows)).clamp(min=torch.finfo(rows.dtype).tiny)
-        )
+        training_rows = self.training_rows.to(rows)
+        lengths = rows.square().sum(-1)[..., None]
+        training_lengths = training_rows.square().sum(-1)[:, None]
+        squared_distance = lengths + training_lengths - 2 * rows @ training_rows.mT
+        width = 2 * _WIDTH * self.variance.to(rows)
+        return torch.exp(-squared_distance / width.clamp(min=torch.finfo(rows.dtype).tiny))
 
     def select_sets(self, sets: slice) -> GaussianKernel:
         """Return the kernel of some of the training sets."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-_STEPS = (
-    5  # of Newton; 4 or 8 change D_ECE by less than .0002 (Gaussian voices of 6 to 40 speakers)
-)
+# Newton steps. 4 or 8 change D_ECE by less than .0002 on Gaussian voices of 6 to 40 speakers; 4 by
+# .0006 on the bundled voices, which are told apart best.
+_STEPS = 5
 _SHARES_OF_STEP = (1.0, 0.5, 0.25, 0.0625)  # of which the one with the least cost is taken
 
 
@@ -50,12 +50,12 @@ def fit_logistic_weights(
     """
     num_problems = pair_weights.shape[-2]
     num_scores = scores.shape[-1]
-    columns = pad(scores, (0, 1), value=1.0)
+    # The sign of a class is in its scores and their 1, so that all costs are softplus(w @ column).
+    sign = 1 - 2 * is_target.to(scores)
+    columns = sign[:, None] * pad(scores, (0, 1), value=1.0)
     rows = columns.mT.contiguous()
     narrow_columns = columns.float()
     narrow_rows = rows.float()
-    target = is_target.to(scores)
-    sign = 1 - 2 * target
     ridge = pad(ridge, (0, 1), value=torch.finfo(torch.float32).eps)  # of the intercept
     diagonal = torch.diag_embed(ridge)
     used = scores.new_ones(num_problems, num_scores + 1)
@@ -67,9 +67,10 @@ def fit_logistic_weights(
     weights = scores.new_zeros(*pair_weights.shape[:-1], num_scores + 1)
     fused = weights @ rows
     for _ in range(_STEPS):
-        probability = fused.sigmoid()
-        gradient = used * ((pair_weights * (probability - target)) @ columns) + ridge * weights
-        curvature = (pair_weights * probability * (1 - probability)).float()
+        error = fused.sigmoid()  # the probability of the other class
+        weighted_error = pair_weights * error
+        gradient = used * (weighted_error @ columns) + ridge * weights
+        curvature = (weighted_error * (1 - error)).float()
         # all problems side by side, so that one product serves them
         weighted_rows = (curvature[..., None, :] * narrow_rows[..., None, :, :]).flatten(-3, -2)
         hessian = (weighted_rows @ narrow_columns).unflatten(-2, (num_problems, -1)).to(scores)
@@ -77,9 +78,9 @@ def fit_logistic_weights(
         step = torch.cholesky_solve(gradient[..., None], factor)[..., 0].nan_to_num(0, 0, 0)
         candidates = weights - shares * step
         candidate_scores = fused - shares * (step @ rows)
-        losses = (pair_weights * softplus(sign * candidate_scores)).sum(-1)
-        losses = losses + 0.5 * (ridge * candidates.square()).sum(-1)
-        best = losses.argmin(0)[None, ..., None]
+        costs = (pair_weights * softplus(candidate_scores)).sum(-1)
+        costs = costs + 0.5 * (ridge * candidates.square()).sum(-1)
+        best = costs.argmin(0)[None, ..., None]
         weights = candidates.gather(0, best.expand(1, *weights.shape))[0]
         fused = candidate_scores.gather(0, best.expand(1, *fused.shape))[0]
     return weights[..., :-1]

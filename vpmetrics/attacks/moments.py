@@ -187,17 +187,17 @@ class PairStatistics:
     """
 
     def __init__(self, pairs: PairSums) -> None:
-        number = pairs.counts.sum(-1).clamp(min=1)[:, None, None]  # (T, 1, 1)
+        num_pairs = pairs.counts.sum(-1).clamp(min=1)[:, None, None]  # (T, 1, 1)
         width = pairs.sums.shape[-1] // 2
-        mean = pairs.sums[:, None] / number
-        covariance = pairs.products / number - mean.mT * mean
+        mean = pairs.sums[:, None] / num_pairs
+        covariance = pairs.products / num_pairs - mean.mT * mean
         self.mean_o = mean[..., :width]
         self.mean_p = mean[..., width:]
         self.oo = covariance[:, :width, :width]
         self.pp = covariance[:, width:, width:]
         self.po = covariance[:, width:, :width]
         deviations = pairs.speaker_sums - pairs.counts[..., None] * self.mean_p
-        weighted = deviations / (pairs.counts[..., None].clamp(min=1) * number).sqrt()
+        weighted = deviations / (pairs.counts[..., None].clamp(min=1) * num_pairs).sqrt()
         self.between_pp = weighted.mT @ weighted
         self._projections: dict[str, Tensor] = {}
 

@@ -88,11 +88,9 @@ class Solution(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Solution:
         """Return the solution with matrices of another dtype."""
-
-        def convert(steps: Steps) -> Steps:
-            return tuple(step.to(dtype) if isinstance(step, Tensor) else step for step in steps)
-
-        return Solution(convert(self.original), convert(self.protected))
+        return Solution(
+            _convert_matrices(self.original, dtype), _convert_matrices(self.protected, dtype)
+        )
 
     def split_normaliser(self, side: SideName) -> tuple[RowNormaliser | None, Solution]:
         """Return the normaliser that the steps of a side begin with, and the solution without
@@ -108,6 +106,16 @@ class Solution(NamedTuple):
     def select_sets(self, sets: slice) -> Solution:
         """Return the solution for some of the training sets."""
         return Solution(_select_sets(self.original, sets), _select_sets(self.protected, sets))
+
+
+def _convert_matrices(steps: Steps, dtype: torch.dtype) -> Steps:
+    converted: list[Step] = []
+    for step in steps:
+        if isinstance(step, Tensor):
+            converted.append(step.to(dtype))
+        else:
+            converted.append(step)
+    return tuple(converted)
 
 
 def _select_sets(steps: Steps, sets: slice) -> Steps:
@@ -153,8 +161,8 @@ class SeparateSolutions(NamedTuple):
         for functions in self.functions:
             for function, rows_of_set in zip(functions, rows, strict=True):
                 mapped.append(function(rows_of_set, side).to(rows))
-        width = max(part.shape[-1] for part in mapped)
-        filled = torch.stack([_fill_columns(part, width) for part in mapped])
+        width = max(mapped_rows.shape[-1] for mapped_rows in mapped)
+        filled = torch.stack([_fill_columns(mapped_rows, width) for mapped_rows in mapped])
         return filled.view(len(self.functions), len(rows), -1, width)
 
     def select_sets(self, sets: slice) -> SeparateSolutions:

@@ -59,17 +59,17 @@ class SampledPairs:
         has_both_kinds = len(nontargets) + len(next_speakers) > 0 and len(targets) > 0
         num_targets = max(len(targets), len(next_speakers))
         position = torch.arange(len(nontargets) + num_targets, device=kinds.device)
-        places = []
+        pairs = []
         is_pair = []
         for targets_of_kind in (targets, next_speakers):
             filled = position.new_zeros(num_targets)
             filled[: len(targets_of_kind)] = targets_of_kind
-            places.append(torch.cat([nontargets, filled]))
+            pairs.append(torch.cat([nontargets, filled]))
             is_pair.append(position < len(nontargets) + len(targets_of_kind))
-        place = torch.stack(places)
+        pair = torch.stack(pairs)  # index into the flat kinds
         num_pairs_of_cell = kinds[0].numel()
-        cell = place // num_pairs_of_cell
-        chosen = scores.flatten(2)[cell, :, place % num_pairs_of_cell]
+        cell = pair // num_pairs_of_cell
+        chosen = scores.flatten(2)[cell, :, pair % num_pairs_of_cell]
         return cls(
             scores=chosen.clamp(-_CLIP, _CLIP),
             fold=cell_fold[cell],
@@ -136,21 +136,23 @@ def fit_weights(
     pair_weights = balance_classes(is_outside, sample.is_target)
     profile = torch.tensor([label.profile for label in labels], device=device)
     order = profile.argsort(stable=True)
-    sizes = [sum(label.profile <= number for label in labels) for number in range(num_profiles)]
     weights = sample.scores.new_zeros(2, num_profiles, num_folds, len(labels))
+    gap = separate_classes(sample.scores, sample.is_target, pair_weights).abs()  # (2, K, A)
     # The poorer profiles have few features, so that one regression fits them all.
     for profiles in (range(num_profiles - 1), range(num_profiles - 1, num_profiles)):
-        features = order[: sizes[profiles[-1]]]
+        num_features = sum(label.profile <= profiles[-1] for label in labels)
+        features = order[:num_features]
         richest = torch.tensor(profiles, device=device)[:, None]
         is_used = (profile[features] <= richest).repeat_interleave(num_folds, dim=0)
-        scores = sample.scores[..., features]
-        gap = separate_classes(scores, sample.is_target, pair_weights).abs()
-        gap = gap.repeat(1, len(profiles), 1) * is_used
-        relative_gap = gap / gap.amax(-1, keepdim=True).clamp(min=torch.finfo(gap.dtype).tiny)
-        deviation = _PRIOR_DEVIATION * relative_gap.clamp(min=_SMALLEST_GAP)
-        ridge = 1 / (max(1, num_utterances) * deviation.square())
+        used_gap = gap[..., features].repeat(1, len(profiles), 1) * is_used
+        largest_gap = used_gap.amax(-1, keepdim=True).clamp(min=torch.finfo(gap.dtype).tiny)
+        deviation = _PRIOR_DEVIATION * (used_gap / largest_gap).clamp(min=_SMALLEST_GAP)
         fitted = fit_logistic_weights(
-            scores, sample.is_target, pair_weights.repeat(1, len(profiles), 1), ridge, is_used
+            sample.scores[..., features],
+            sample.is_target,
+            pair_weights.repeat(1, len(profiles), 1),
+            ridge=1 / (max(1, num_utterances) * deviation.square()),
+            is_used=is_used,
         )
         fitted = fitted.unflatten(1, (len(profiles), num_folds))
         weights[:, profiles.start : profiles.stop, :, features] = fitted
