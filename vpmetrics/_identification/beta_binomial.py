@@ -69,7 +69,8 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     counts = widen(histogram)
     counts = torch.where((counts < 0).any(dim=-1, keepdim=True), torch.nan, counts)
     shares = counts / counts.sum(dim=-1, keepdim=True)
-    n, dtype = shares.shape[-1] - 1, result_dtype(histogram)
+    n = shares.shape[-1] - 1
+    dtype = result_dtype(histogram)
     if n < 1:
         undefined = shares.new_full(shares.shape[:-1], torch.nan, dtype=dtype)
         return BetaBinomialFit(
@@ -81,8 +82,10 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     is_usable = torch.isfinite(first) & ~is_certain
     fitted = torch.where(is_usable.unsqueeze(-1), shares, 1 / (n + 1))
     with torch.no_grad():
-        near = _newton_step(fitted, *_newton_step(fitted, *_search_grid(fitted)))
-    log_a, log_b = _newton_step(fitted, *near)
+        log_a, log_b = _search_grid(fitted)
+        for _ in range(2):
+            log_a, log_b = _improve_by_newton(fitted, log_a, log_b)
+    log_a, log_b = _improve_by_newton(fitted, log_a, log_b)
     probabilities = torch.softmax(_log_probabilities(log_a, log_b, n), dim=-1)
     point = pad(torch.ones_like(shares[..., :1]), (0, n))
     otherwise = torch.where(is_certain.unsqueeze(-1), point, torch.nan)
@@ -101,17 +104,16 @@ def _log_probabilities(log_a: Tensor, log_b: Tensor, n: int) -> Tensor:
     parameters.
     """
     i = torch.arange(n, dtype=log_a.dtype, device=log_a.device)
-    alpha, beta = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1)
+    alpha = log_a.exp().unsqueeze(-1)
+    beta = log_b.exp().unsqueeze(-1)
     ratios = (alpha + i).log() - (beta + (n - 1 - i)).log() + ((n - i) / (i + 1)).log()
     return pad(ratios.cumsum(dim=-1), (1, 0))
 
 
 def _tails_of_shares(shares: Tensor) -> _Tails:
     offset = torch.arange(shares.shape[-1] - 1, dtype=shares.dtype, device=shares.device)
-    above, below = (
-        shares.flip(-1).cumsum(dim=-1)[..., :-1].flip(-1),
-        shares.cumsum(dim=-1)[..., :-1].flip(-1),
-    )
+    above = shares.flip(-1).cumsum(dim=-1)[..., :-1].flip(-1)
+    below = shares.cumsum(dim=-1)[..., :-1].flip(-1)
     return _Tails(offset, torch.ones_like(offset), above, below)
 
 
@@ -121,37 +123,51 @@ def _coarsen_tails(tails: _Tails) -> _Tails:
     """
     group = (_RESOLUTION * (tails.offset / _RESOLUTION).log1p()).ceil().long()
     length = int(_RESOLUTION * math.log1p((len(group) - 1) / _RESOLUTION)) + 2
-    offset, weight, above, below = (
-        part.new_zeros(*part.shape[:-1], length).index_add(-1, group, part) for part in tails
-    )
-    return _Tails(offset / weight.clamp(min=1), weight, above, below)
+
+    def sum_groups(values: Tensor) -> Tensor:
+        return values.new_zeros(*values.shape[:-1], length).index_add(-1, group, values)
+
+    weight = sum_groups(tails.weight)
+    mean_offset = sum_groups(tails.offset) / weight.clamp(min=1)
+    return _Tails(mean_offset, weight, sum_groups(tails.above), sum_groups(tails.below))
 
 
 def _log_likelihood(tails: _Tails, log_a: Tensor, log_b: Tensor) -> Tensor:
     """Return the mean of ln gamma without the binomial coefficients: rising factorials, factor by
     factor.
     """
-    alpha, beta, i = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1), tails.offset
-    total = tails.weight * (alpha + beta + i).log()
-    return (tails.above * (alpha + i).log() + tails.below * (beta + i).log() - total).sum(dim=-1)
+    alpha = log_a.exp().unsqueeze(-1)
+    beta = log_b.exp().unsqueeze(-1)
+    from_above = tails.above * (alpha + tails.offset).log()
+    from_below = tails.below * (beta + tails.offset).log()
+    total = tails.weight * (alpha + beta + tails.offset).log()
+    return (from_above + from_below - total).sum(dim=-1)
 
 
-def _derivatives(
-    tails: _Tails, log_a: Tensor, log_b: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the derivatives of a log-likelihood in ln alpha (a) and ln beta (b): by a, b, aa, ab,
-    bb.
-    """
-    alpha, beta, i = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1), tails.offset
+class _Derivatives(NamedTuple):
+    """Derivatives of a log-likelihood in ln alpha (a) and ln beta (b), ``(...)``."""
+
+    a: Tensor
+    b: Tensor
+    aa: Tensor
+    ab: Tensor
+    bb: Tensor
+
+
+def _derive_log_likelihood(tails: _Tails, log_a: Tensor, log_b: Tensor) -> _Derivatives:
+    alpha = log_a.exp().unsqueeze(-1)
+    beta = log_b.exp().unsqueeze(-1)
     # d ln(alpha + i) / d ln alpha and its like; the derivative of such a share s is s (1 - s).
-    of_a, of_b = alpha / (alpha + i), beta / (beta + i)
-    sum_a, sum_b = alpha / (alpha + beta + i), beta / (alpha + beta + i)
-    return (
-        (tails.above * of_a - sum_a).sum(dim=-1),
-        (tails.below * of_b - sum_b).sum(dim=-1),
-        (tails.above * of_a * (1 - of_a) - sum_a * (1 - sum_a)).sum(dim=-1),
-        (sum_a * sum_b).sum(dim=-1),
-        (tails.below * of_b * (1 - of_b) - sum_b * (1 - sum_b)).sum(dim=-1),
+    of_a = alpha / (alpha + tails.offset)
+    of_b = beta / (beta + tails.offset)
+    sum_a = alpha / (alpha + beta + tails.offset)
+    sum_b = beta / (alpha + beta + tails.offset)
+    return _Derivatives(
+        a=(tails.above * of_a - sum_a).sum(dim=-1),
+        b=(tails.below * of_b - sum_b).sum(dim=-1),
+        aa=(tails.above * of_a * (1 - of_a) - sum_a * (1 - sum_a)).sum(dim=-1),
+        ab=(sum_a * sum_b).sum(dim=-1),
+        bb=(tails.below * of_b * (1 - of_b) - sum_b * (1 - sum_b)).sum(dim=-1),
     )
 
 
@@ -159,14 +175,17 @@ def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
     """Return the best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best,
     for each histogram.
     """
-    first_share, tails = shares[..., :1], _coarsen_tails(_tails_of_shares(shares.unsqueeze(-2)))
-    centre, width = torch.full_like(first_share, (_LOWEST + _HIGHEST) / 2), (_HIGHEST - _LOWEST) / 2
+    first_share = shares[..., :1]
+    tails = _coarsen_tails(_tails_of_shares(shares.unsqueeze(-2)))
+    centre = torch.full_like(first_share, (_LOWEST + _HIGHEST) / 2)
+    width = (_HIGHEST - _LOWEST) / 2
     steps = torch.linspace(-1, 1, _GRID, dtype=shares.dtype, device=shares.device)
     for _ in range(_ZOOMS):
         log_a = (centre + width * steps).clamp(_LOWEST, _HIGHEST)
         log_b = _beta_for_first_share(log_a, first_share, tails)
         best = _log_likelihood(tails, log_a, log_b).argmax(dim=-1, keepdim=True)
-        centre, width = log_a.gather(-1, best), width * 2 / (_GRID - 1)
+        centre = log_a.gather(-1, best)
+        width = width * 2 / (_GRID - 1)
     return centre.squeeze(-1), log_b.gather(-1, best).squeeze(-1)
 
 
@@ -174,19 +193,24 @@ def _beta_for_first_share(log_a: Tensor, first_share: Tensor, tails: _Tails) -> 
     """Return the ln beta that gives rank 1 its share, or, where that share is 0, the likeliest
     one.
     """
-    alpha, i, keep = log_a.exp().unsqueeze(-1), tails.offset, first_share > 0
-    low, high = torch.full_like(log_a, 2 * _LOWEST), torch.full_like(log_a, 2 * _HIGHEST)
+    alpha = log_a.exp().unsqueeze(-1)
+    has_first_rank = first_share > 0
+    low = torch.full_like(log_a, 2 * _LOWEST)
+    high = torch.full_like(log_a, 2 * _HIGHEST)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         beta = middle.exp().unsqueeze(-1)
-        log_first = -(tails.weight * torch.log1p(alpha / (beta + i))).sum(dim=-1)
-        rise = (tails.below / (beta + i) - tails.weight / (alpha + beta + i)).sum(dim=-1)
-        too_high = torch.where(keep, log_first > first_share.log(), rise < 0)
-        low, high = torch.where(too_high, low, middle), torch.where(too_high, middle, high)
+        log_first = -(tails.weight * torch.log1p(alpha / (beta + tails.offset))).sum(dim=-1)
+        rise = tails.below / (beta + tails.offset) - tails.weight / (alpha + beta + tails.offset)
+        is_too_high = torch.where(
+            has_first_rank, log_first > first_share.log(), rise.sum(dim=-1) < 0
+        )
+        low = torch.where(is_too_high, low, middle)
+        high = torch.where(is_too_high, middle, high)
     return (low + high) / 2
 
 
-def _newton_step(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
+def _improve_by_newton(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return ln alpha and ln beta after one Newton step on the conditions of the optimum, from a
     point close to it.
 
@@ -195,28 +219,31 @@ def _newton_step(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, 
     which beta is likeliest. The histogram enters the values of the conditions and the point does
     not, so the derivative of the step is that of the optimum.
     """
-    keep = shares[..., 0] > 0
-    at_first = _tails_of_shares(pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
-    by_a, by_b, *curvature = _derivatives(_tails_of_shares(shares), log_a, log_b)
-    first_a, first_b, *first_curvature = _derivatives(at_first, log_a, log_b)
-    gap = _log_likelihood(at_first, log_a, log_b) - torch.where(keep, shares[..., 0], 1.0).log()
+    has_first_rank = shares[..., 0] > 0
+    only_first_rank = pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1))
+    tails_of_first = _tails_of_shares(only_first_rank)
+    # Of the likelihood, and of the logarithm of the first rank's probability.
+    likelihood = _derive_log_likelihood(_tails_of_shares(shares), log_a, log_b)
+    first = _derive_log_likelihood(tails_of_first, log_a, log_b)
+    log_first_share = torch.where(has_first_rank, shares[..., 0], 1.0).log()
+    gap = _log_likelihood(tails_of_first, log_a, log_b) - log_first_share
     with torch.no_grad():
-        multiplier = torch.where(keep, by_b / first_b, 0.0)
-        aa, ab, bb = (x - multiplier * y for x, y in zip(curvature, first_curvature, strict=True))
+        multiplier = torch.where(has_first_rank, likelihood.b / first.b, 0.0)
+        aa = likelihood.aa - multiplier * first.aa
+        ab = likelihood.ab - multiplier * first.ab
+        bb = likelihood.bb - multiplier * first.bb
         # How beta follows alpha along the curve, and how the likelihood bends along it.
-        follow = torch.where(keep, -first_a / first_b, -ab / bb)
+        follow = torch.where(has_first_rank, -first.a / first.b, -ab / bb)
         bend = aa + 2 * follow * ab + follow.square() * bb
         # With two ranks the constraint alone decides, and the likelihood is constant along the
         # curve.
-        bend = (
-            torch.where(bend < 0, bend, -torch.inf)
-            if shares.shape[-1] > 2
-            else torch.full_like(bend, -torch.inf)
-        )
-    onto_curve = torch.where(keep, -gap / first_b, -by_b / bb)
-    along = -(by_a + follow * by_b + (ab + follow * bb) * onto_curve) / bend
+        is_curved = (bend < 0) & (shares.shape[-1] > 2)
+        bend = torch.where(is_curved, bend, -torch.inf)
+    onto_curve = torch.where(has_first_rank, -gap / first.b, -likelihood.b / bb)
+    slope_along = likelihood.a + follow * likelihood.b + (ab + follow * bb) * onto_curve
+    along = -slope_along / bend
     # Alpha stays where it is if it ran into the end of the grid, or if the step is not the small
     # one it should be.
-    inside = (log_a > _LOWEST + 1e-6) & (log_a < _HIGHEST - 1e-6) & (along.abs() < 0.05)
-    along = torch.where(inside, along, 0.0)
+    is_inside = (log_a > _LOWEST + 1e-6) & (log_a < _HIGHEST - 1e-6)
+    along = torch.where(is_inside & (along.abs() < 0.05), along, 0.0)
     return log_a + along, log_b + follow * along + onto_curve

@@ -31,16 +31,18 @@ def mean_derivatives(parts: Trials, theta: Tensor, label: int) -> Tensor:
     They are by slope, by offset, twice by slope, by both, and twice by offset. ``theta`` ``(F,
     2)``: slope and offset of each regression; ``label``: 1 for targets, 0 for non-targets.
     """
-    (slope, offset), sums = theta.unsqueeze(-1).unbind(1), theta.new_zeros(6, len(theta))
+    slope, offset = theta.unsqueeze(-1).unbind(1)
+    sums = theta.new_zeros(6, len(theta))
     for scores, weights in parts:
-        error = torch.addcmul(offset, slope, scores).sigmoid_()
-        curvature = torch.addcmul(error, error, error, value=-1).mul_(weights)
-        error = error.sub_(label).mul_(weights)
+        posterior = torch.addcmul(offset, slope, scores).sigmoid_()
+        curvature = torch.addcmul(posterior, posterior, posterior, value=-1).mul_(weights)
+        error = posterior.sub_(label).mul_(weights)
         powers = torch.stack([torch.ones_like(scores), scores, scores.square()], dim=-1)
-        products = ((each.unsqueeze(1) @ powers).squeeze(1).T for each in (error, curvature))
-        (by_offset, by_slope, _), (by_offset_offset, by_both, by_slope_slope) = products
+        by_offset, by_slope, _ = (error.unsqueeze(1) @ powers).squeeze(1).T
+        by_offset_twice, by_both, by_slope_twice = (curvature.unsqueeze(1) @ powers).squeeze(1).T
+        total_weight = weights.sum(1)
         sums += torch.stack(
-            [by_slope, by_offset, by_slope_slope, by_both, by_offset_offset, weights.sum(1)]
+            [by_slope, by_offset, by_slope_twice, by_both, by_offset_twice, total_weight]
         )
     return sums[:-1] / sums[-1]
 
@@ -55,55 +57,60 @@ def minimise_and_check_convergence(
     so the method converges when the classes overlap, and the cost itself is not needed. A converged
     regression no longer changes, so results do not depend on how often convergence is checked.
     """
-    here = mean_derivatives(nontargets, theta, 0) + mean_derivatives(targets, theta, 1)
+    derivatives = mean_derivatives(nontargets, theta, 0) + mean_derivatives(targets, theta, 1)
     longest = torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
     for iteration in range(_ITERATIONS + 1):
-        step = _newton_step(here)
-        length, size = (
-            torch.linalg.vector_norm(each, dim=1, keepdim=True) for each in (step, theta)
-        )
+        step = _newton_step(derivatives)
+        length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
+        size = torch.linalg.vector_norm(theta, dim=1, keepdim=True)
         # The next step is below the last digit, or there is nothing to fit.
-        done = ~(length > torch.finfo(theta.dtype).eps ** 0.4 * (1 + size))
+        is_done = ~(length > torch.finfo(theta.dtype).eps ** 0.4 * (1 + size))
         is_checked = iteration == _FIRST_CHECK or theta.device.type == "cpu"
-        if iteration == _ITERATIONS or (is_checked and bool(done.all())):
+        if iteration == _ITERATIONS or (is_checked and bool(is_done.all())):
             break
-        tried = step * (longest / length).clamp(max=1)
-        there = mean_derivatives(nontargets, theta - tried, 0) + mean_derivatives(
-            targets, theta - tried, 1
+        tried_step = step * (longest / length).clamp(max=1)
+        tried = theta - tried_step
+        derivatives_there = mean_derivatives(nontargets, tried, 0) + mean_derivatives(
+            targets, tried, 1
         )
         # The cost is convex. Accept a step if the cost still falls at its end, or rises at most
         # half as steeply.
-        slope_here, slope_there = (
-            at[0] * tried[:, 0] + at[1] * tried[:, 1] for at in (here, there)
-        )
-        better = (slope_there >= -slope_here / 2).unsqueeze(1) & ~done
+        descent_here = (derivatives[:2].T * tried_step).sum(1)
+        descent_there = (derivatives_there[:2].T * tried_step).sum(1)
+        is_better = (descent_there >= -descent_here / 2).unsqueeze(1) & ~is_done
         taken = length.minimum(longest)
-        longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
-        theta = torch.where(better, theta - tried, theta)
-        here = torch.where(better.T, there, here)
-    return torch.where(done, theta - step, theta), done.squeeze(1)
+        longest = torch.where(is_better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
+        theta = torch.where(is_better, tried, theta)
+        derivatives = torch.where(is_better.T, derivatives_there, derivatives)
+    return torch.where(is_done, theta - step, theta), is_done.squeeze(1)
 
 
 def _newton_step(derivatives: Tensor) -> Tensor:
     """Return Newton's step ``(F, 2)``, or the gradient where rounding hides the curvature."""
-    slope, offset, by_slope, both, by_offset = derivatives
-    gradient = torch.stack([slope, offset], dim=1)
-    least = torch.finfo(gradient.dtype).tiny ** 0.5  # uninformative scores leave the slope at 0
-    by_slope, by_offset = by_slope + least, by_offset + least
-    adjoint = torch.stack(
-        [by_offset * slope - both * offset, by_slope * offset - both * slope], dim=1
-    )
-    newton = adjoint / (by_slope * by_offset - both.square()).unsqueeze(1)
-    gain = (gradient * newton).sum(dim=1, keepdim=True)
-    return torch.where((gain > 0) & newton.isfinite().all(dim=1, keepdim=True), newton, gradient)
+    by_slope, by_offset, by_slope_twice, by_both, by_offset_twice = derivatives
+    gradient = torch.stack([by_slope, by_offset], dim=1)
+    # Uninformative scores leave the slope at 0.
+    least = torch.finfo(gradient.dtype).tiny ** 0.5
+    by_slope_twice = by_slope_twice + least
+    by_offset_twice = by_offset_twice + least
+    # The inverse of the matrix of second derivatives, times the gradient.
+    determinant = by_slope_twice * by_offset_twice - by_both.square()
+    step_of_slope = by_offset_twice * by_slope - by_both * by_offset
+    step_of_offset = by_slope_twice * by_offset - by_both * by_slope
+    newton = torch.stack([step_of_slope, step_of_offset], dim=1) / determinant.unsqueeze(1)
+    is_descent = (gradient * newton).sum(dim=1, keepdim=True) > 0
+    is_finite = newton.isfinite().all(dim=1, keepdim=True)
+    return torch.where(is_descent & is_finite, newton, gradient)
 
 
 def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
     """Return the map ``a * s + b`` of least Cllr at prior 1/2, not regularised; NaN where there is
     no optimum.
     """
-    scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
-    targets, nontargets = scores[is_target], scores[~is_target]
+    scores = widen(preds.detach().flatten())
+    is_target = target.flatten().bool()
+    targets = scores[is_target]
+    nontargets = scores[~is_target]
     # No optimum where a class is missing, where scores are constant, or where a threshold separates
     # the classes.
     is_defined = len(targets) > 0 and len(nontargets) > 0
@@ -116,10 +123,13 @@ def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
         )
         return lambda values: torch.full_like(values, torch.nan)
     spread, centre = torch.std_mean(scores, correction=0)
-    low, high = (
-        [((part - centre) / spread, part.new_ones(1, len(part)))] for part in (nontargets, targets)
+
+    def standardise(scores_of_class: Tensor) -> Trials:
+        return [((scores_of_class - centre) / spread, scores.new_ones(1, len(scores_of_class)))]
+
+    theta, is_converged = minimise_and_check_convergence(
+        standardise(nontargets), standardise(targets), scores.new_zeros(1, 2)
     )
-    theta, is_converged = minimise_and_check_convergence(low, high, scores.new_zeros(1, 2))
     slope, offset = torch.where(is_converged, theta[0], torch.nan)
     return lambda values: slope / spread * values + (offset - slope / spread * centre)
 
@@ -180,44 +190,46 @@ def fit_logistic_slopes(
     """
     is_used = fold < num_folds
     is_nontarget = ~is_match & is_used[:, None]
-    nontarget, nontarget_fold = widen(z)[is_nontarget], fold[:, None].expand_as(z)[is_nontarget]
-    target, target_fold = widen(match[is_used, 0]), fold[is_used]
+    nontarget = widen(z)[is_nontarget]
+    nontarget_fold = fold[:, None].expand_as(z)[is_nontarget]
+    target = widen(match[is_used, 0])
+    target_fold = fold[is_used]
     if len(nontarget) == 0 or len(target) == 0:
         return widen(z).new_full((num_folds,), torch.nan)
     low, high = nontarget.aminmax()
-    slot = (
-        ((nontarget - low) * ((_SLOPE_BINS - 1) / (high - low).clamp(min=1e-30)))
-        .nan_to_num()
-        .long()
-    )
-    counts = nontarget.new_zeros(num_folds * _SLOPE_BINS).index_add(
-        0, nontarget_fold * _SLOPE_BINS + slot, torch.ones_like(nontarget)
-    )
-    counts = counts.view(num_folds, _SLOPE_BINS)
-    middles = nontarget.new_zeros(_SLOPE_BINS).index_add(0, slot, nontarget) / counts.sum(0).clamp(
-        min=1
-    )
-    is_in_fold = (target_fold == torch.arange(num_folds, device=fold.device)[:, None]).to(
-        target.dtype
-    )
+    bins_per_unit = (_SLOPE_BINS - 1) / (high - low).clamp(min=1e-30)
+    bin_of_nontarget = ((nontarget - low) * bins_per_unit).nan_to_num().long()
+    slot = nontarget_fold * _SLOPE_BINS + bin_of_nontarget
+    counts = nontarget.new_zeros(num_folds * _SLOPE_BINS)
+    counts = counts.index_add(0, slot, torch.ones_like(nontarget)).view(num_folds, _SLOPE_BINS)
+    sums = nontarget.new_zeros(_SLOPE_BINS).index_add(0, bin_of_nontarget, nontarget)
+    mean_of_bin = sums / counts.sum(0).clamp(min=1)
+    every_fold = torch.arange(num_folds, device=fold.device)
+    is_in_fold = (target_fold == every_fold[:, None]).to(target.dtype)
     # (F, R) and (F, B): the targets and the binned non-targets that each regression is fitted on.
-    weights, others = (
-        (is_in_fold, counts) if num_folds == 1 else (1 - is_in_fold, counts.sum(0) - counts)
-    )
+    target_weights = is_in_fold
+    nontarget_weights = counts
+    if num_folds > 1:
+        target_weights = 1 - is_in_fold
+        nontarget_weights = counts.sum(0) - counts
     pseudo_scores, pseudo_weights = _pseudo_trials_if_separable(
         nontarget, nontarget_fold, target, target_fold, num_folds
     )
     theta = target.new_zeros(1, 2)
     # Regressions share most of their trials: all start from the slope of the first one.
-    for some in (slice(0, 1), slice(None)):
-        pseudo_target, pseudo_nontarget = pseudo_scores[:, some]
-        nontargets = (middles, others[some]), (pseudo_nontarget, pseudo_weights[some])
-        targets = (target, weights[some]), (pseudo_target, pseudo_weights[some])
+    for regressions in (slice(0, 1), slice(None)):
+        pseudo_target, pseudo_nontarget = pseudo_scores[:, regressions]
+        pseudo_weight = pseudo_weights[regressions]
+        nontargets = [
+            (mean_of_bin, nontarget_weights[regressions]),
+            (pseudo_nontarget, pseudo_weight),
+        ]
+        targets = [(target, target_weights[regressions]), (pseudo_target, pseudo_weight)]
         theta = theta.nan_to_num(0).expand(len(pseudo_target), 2).contiguous()
         theta, is_converged = minimise_and_check_convergence(nontargets, targets, theta)
     message = "A slope of local information did not converge; it may be too small."
     warn_if((~is_converged).any(), lambda failed: message if failed else None)
-    is_empty = (weights.sum(1) == 0) | (others.sum(1) == 0)
+    is_empty = (target_weights.sum(1) == 0) | (nontarget_weights.sum(1) == 0)
     return torch.where(is_empty, torch.nan, theta[:, 0])
 
 
@@ -232,25 +244,30 @@ def _pseudo_trials_if_separable(
     further trial might have shown. Where these two are all but tied they are put a little apart.
     The weight is 0 where the classes overlap.
     """
-    # Highest and negated lowest score of each class in each fold.
-    classes = (
-        (nontarget, nontarget_fold),
-        (-nontarget, nontarget_fold),
-        (target, target_fold),
-        (-target, target_fold),
-    )
-    lowest = nontarget.new_full((num_folds,), -torch.inf)
-    ends = torch.stack(
-        [lowest.scatter_reduce(0, folds, values, "amax") for values, folds in classes]
-    )
-    if num_folds > 1:  # a regression is fitted on all other folds
-        is_own = torch.eye(num_folds, dtype=torch.bool, device=ends.device)
-        ends = ends[:, None].expand(-1, num_folds, -1).masked_fill(is_own, -torch.inf).amax(2)
-    high, low, last, first = ends[0], -ends[1], ends[2], -ends[3]
-    is_above, is_below = first > high - _TIED, last < low + _TIED
-    target, nontarget = torch.where(is_above, first, last), torch.where(is_above, high, low)
-    middle, side = (target + nontarget) / 2, torch.where(is_above, 0.5, -0.5)
+    nontarget_highest = _highest_by_regression(nontarget, nontarget_fold, num_folds)
+    nontarget_lowest = -_highest_by_regression(-nontarget, nontarget_fold, num_folds)
+    target_highest = _highest_by_regression(target, target_fold, num_folds)
+    target_lowest = -_highest_by_regression(-target, target_fold, num_folds)
+    is_above = target_lowest > nontarget_highest - _TIED
+    is_below = target_highest < nontarget_lowest + _TIED
+    nearest_target = torch.where(is_above, target_lowest, target_highest)
+    nearest_nontarget = torch.where(is_above, nontarget_highest, nontarget_lowest)
+    middle = (nearest_target + nearest_nontarget) / 2
     is_separable = (is_above ^ is_below) & middle.isfinite()
-    reach = side * (target - nontarget).abs().clamp(min=_LEAST_GAP)
-    scores = torch.where(is_separable, torch.stack([middle - reach, middle + reach]), 0)
-    return scores.unsqueeze(2), is_separable.to(ends.dtype).unsqueeze(1)
+    gap = (nearest_target - nearest_nontarget).abs().clamp(min=_LEAST_GAP)
+    reach = torch.where(is_above, 0.5, -0.5) * gap
+    scores = torch.stack([middle - reach, middle + reach])
+    scores = torch.where(is_separable, scores, 0)
+    return scores.unsqueeze(2), is_separable.to(scores.dtype).unsqueeze(1)
+
+
+def _highest_by_regression(scores: Tensor, fold: Tensor, num_folds: int) -> Tensor:
+    """Return the highest score that each regression is fitted on, ``(F,)``: of all folds but its
+    own, or of the only fold.
+    """
+    lowest = scores.new_full((num_folds,), -torch.inf)
+    highest_of_fold = lowest.scatter_reduce(0, fold, scores, "amax")
+    if num_folds == 1:
+        return highest_of_fold
+    is_own = torch.eye(num_folds, dtype=torch.bool, device=scores.device)
+    return highest_of_fold.expand(num_folds, -1).masked_fill(is_own, -torch.inf).amax(1)

@@ -189,45 +189,45 @@ def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
     r"""Return the isotonic fit ``(..., 2 * half)`` of two halves, from the fits of each one ``(...,
     2, half)``.
 
-    Where the left half ends above the start of the right half, a block across the border is pooled.
+    Where the left half ends above the start of the right half, a pool across the border forms.
     Its level :math:`m` solves :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)` over
     values :math:`l` on the left and :math:`r` on the right. Both sums have positive terms and are
     monotonic in the level, rounded or not, so bisection is safe for all weights.
     """
-    left, right = fits[..., 0, :].contiguous(), fits[..., 1, :].contiguous()
-    half = left.shape[-1]
-    # At place i, left_weight is the weight of left[i:], and left_excess the left sum of the
-    # equation for m = left[i]. At place j, right_weight is that of right[:j], and right_deficit the
-    # right sum for m = right[j - 1].
-    left_weight, right_weight = (
-        _suffix_sums(weights[..., 0, :]),
-        pad(weights[..., 1, :].cumsum(-1), (1, 0)),
-    )
+    left = fits[..., 0, :].contiguous()
+    right = fits[..., 1, :].contiguous()
+    # The weight of left[i:] at place i, and the left sum of the equation for m = left[i].
+    left_weight = _suffix_sums(weights[..., 0, :])
     left_excess = pad(_suffix_sums(left.diff() * left_weight[..., 1:]), (0, 1))
+    # The weight of right[:j] at place j, and the right sum for m = right[j - 1].
+    right_weight = pad(weights[..., 1, :].cumsum(-1), (1, 0))
     right_deficit = pad((right.diff() * right_weight[..., 1:-1]).cumsum(-1), (2, 0))
 
-    start = _find_border_block_start(left, left_excess, right, right_deficit, right_weight)
-    high, left_excess, left_weight = (
-        side.gather(-1, start) for side in (left, left_excess, left_weight)
-    )
-    end = _find_border_block_end(right, right_deficit, high, left_excess, left_weight)
-    low = right.gather(-1, (end - 1).clamp(min=0))
-    excess = left_excess + (high - low) * left_weight - right_deficit.gather(-1, end)
-    mean = low + excess / (left_weight + right_weight.gather(-1, end))
-    mean = torch.minimum(torch.maximum(mean, low), high)
+    start = _find_border_pool_start(left, left_excess, right, right_deficit, right_weight)
+    highest = left.gather(-1, start)
+    excess_at_start = left_excess.gather(-1, start)
+    weight_on_left = left_weight.gather(-1, start)
+    end = _find_border_pool_end(right, right_deficit, highest, excess_at_start, weight_on_left)
+    lowest = right.gather(-1, (end - 1).clamp(min=0))
+    deficit_at_end = right_deficit.gather(-1, end)
+    weight_on_right = right_weight.gather(-1, end)
+    excess = excess_at_start + (highest - lowest) * weight_on_left - deficit_at_end
+    level = lowest + excess / (weight_on_left + weight_on_right)
+    level = torch.minimum(torch.maximum(level, lowest), highest)
 
-    place, crosses = torch.arange(half, device=fits.device), left[..., -1:] > right[..., :1]
-    left = torch.where(crosses & (place >= start), mean, left)
-    right = torch.where(crosses & (place < end), mean, right)
+    place = torch.arange(left.shape[-1], device=fits.device)
+    has_border_pool = left[..., -1:] > right[..., :1]
+    left = torch.where(has_border_pool & (place >= start), level, left)
+    right = torch.where(has_border_pool & (place < end), level, right)
     # Rounding may put equal values out of order by a last digit; the next level relies on the
     # order.
     return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
 
 
-def _find_border_block_start(
+def _find_border_pool_start(
     left: Tensor, left_excess: Tensor, right: Tensor, right_deficit: Tensor, right_weight: Tensor
 ) -> Tensor:
-    """Return where the block across the border starts, ``(..., 1)``: the first place on the left
+    """Return where the pool across the border starts, ``(..., 1)``: the first place on the left
     not below its level.
 
     Args:
@@ -247,7 +247,8 @@ def _find_border_block_start(
             -1, reach
         )
         return (left_excess > outweighed)[..., :-1].sum(-1, keepdim=True)
-    start, half = torch.zeros_like(left[..., :1], dtype=torch.long), left.shape[-1]
+    start = torch.zeros_like(left[..., :1], dtype=torch.long)
+    half = left.shape[-1]
     for step in [half >> k for k in range(1, half.bit_length())]:
         probe = start + (step - 1)
         level = left.gather(-1, probe)
@@ -260,30 +261,31 @@ def _find_border_block_start(
     return start
 
 
-def _find_border_block_end(
+def _find_border_pool_end(
     right: Tensor,
     right_deficit: Tensor,
     max_level: Tensor,
     left_excess: Tensor,
     left_weight: Tensor,
 ) -> Tensor:
-    """Return how many elements of the right half the block across the border holds, ``(..., 1)``:
+    """Return how many elements of the right half the pool across the border holds, ``(..., 1)``:
     none above its level.
 
     Args:
-        right: As in :func:`_find_border_block_start`.
-        right_deficit: As in :func:`_find_border_block_start`.
-        max_level: Value of the block's first element on the left, ``(..., 1)``; the block's level
+        right: As in :func:`_find_border_pool_start`.
+        right_deficit: As in :func:`_find_border_pool_start`.
+        max_level: Value of the pool's first element on the left, ``(..., 1)``; the pool's level
             is not above it.
-        left_excess: Weighted sum of what the block's elements on the left exceed ``max_level`` by,
+        left_excess: Weighted sum of what the pool's elements on the left exceed ``max_level`` by,
             ``(..., 1)``.
-        left_weight: Weight of the block's elements on the left, ``(..., 1)``.
+        left_weight: Weight of the pool's elements on the left, ``(..., 1)``.
     """
     if not is_numpy_ready(right):
         excess_at = left_excess + (max_level - right) * left_weight
         is_within = (right <= max_level) & (right_deficit[..., 1:] <= excess_at)
         return is_within.sum(-1, keepdim=True)
-    end, half = torch.zeros_like(max_level, dtype=torch.long), right.shape[-1]
+    end = torch.zeros_like(max_level, dtype=torch.long)
+    half = right.shape[-1]
     for step in [half >> k for k in range(half.bit_length())]:
         probe = end + (step - 1)
         inside = probe.clamp(max=half - 1)
