@@ -75,39 +75,47 @@ def write_utt2spk(folder, voices):
 def trials_of(voices, condition, system="B2"):
     """All trials of a condition as the suite forms them, in random order."""
     sides = {"O": voices.original, "P": voices.protected[system]}
-    scores = normalize(sides[condition[0]].double()) @ normalize(sides[condition[1]].double()).T
-    count = len(scores)
-    pairs = [
-        (i, j)
-        for i in range(count)
-        for j in range(count)
-        if (i < j or (condition == "OP" and i != j))
-    ]
-    order = np.random.default_rng(0).permutation(len(pairs))
-    return [(pairs[k][0], pairs[k][1], 8 * float(scores[pairs[k]])) for k in order]
+    enrolment = normalize(sides[condition[0]].double())
+    test = normalize(sides[condition[1]].double())
+    scores = enrolment @ test.T
+    trials = []
+    for i in range(len(scores)):
+        for j in range(len(scores)):
+            # Pairs of one side have no direction, and nothing is compared with itself.
+            if i < j or (condition == "OP" and i != j):
+                trials.append((i, j, 8 * float(scores[i, j])))
+    order = np.random.default_rng(0).permutation(len(trials))
+    return [trials[place] for place in order]
 
 
 def write_scores(path, voices, trials, fourth=False):
-    lines = [
-        f"{voices.utterances[i]} {voices.utterances[j]} {score!r}"
-        f" {label_of(voices, i, j) if fourth else ''}\n"
-        for i, j, score in trials
-    ]
-    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
-        file.write("".join(lines))
+    """Write lines ``enrol trial score``, with the label as a fourth column if asked for."""
+    lines = []
+    for i, j, score in trials:
+        label = label_of(voices, i, j) if fourth else ""
+        lines.append(f"{voices.utterances[i]} {voices.utterances[j]} {score!r} {label}\n")
+    text = "".join(lines)
+    if path.suffix == ".gz":
+        with gzip.open(path, "wt") as file:
+            file.write(text)
+    else:
+        path.write_text(text)
     return path
 
 
 def label_of(voices, i, j):
-    return "target" if voices.speakers[i] == voices.speakers[j] else "nontarget"
+    if voices.speakers[i] == voices.speakers[j]:
+        return "target"
+    return "nontarget"
 
 
 def write_key(path, voices):
     """A key of all pairs in an order of its own, so larger than any one set of scores."""
     names = voices.utterances
-    lines = (
-        f"{names[i]}\t{names[j]}\t{label_of(voices, i, j)}\n" for j in range(60) for i in range(60)
-    )
+    lines = []
+    for j in range(60):
+        for i in range(60):
+            lines.append(f"{names[i]}\t{names[j]}\t{label_of(voices, i, j)}\n")
     path.write_text("".join(lines))
     return path
 
@@ -143,7 +151,8 @@ def scored(distance=1.0):
 
 def tensors_of(voices, trials):
     rows, columns, scores = zip(*trials, strict=True)
-    rows, columns = torch.tensor(rows), torch.tensor(columns)
+    rows = torch.tensor(rows)
+    columns = torch.tensor(columns)
     return (
         torch.tensor(scores, dtype=torch.float64),
         voices.speakers[rows] == voices.speakers[columns],
@@ -155,7 +164,9 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.tags, self.texts = [], [], []
+        self.open = []
+        self.tags = []
+        self.texts = []
         self.feed(text)
         self.close()
         assert self.open == []

@@ -45,15 +45,13 @@ def libri(tmp_path_factory):
 def libri_measures(libri):
     """Measures of libri_test by sex and condition, in plain NumPy."""
     measures = {"eer": equal_error_rate, "min_cllr": min_cllr, "cllr": cllr}
-    trials = {
-        (sex, condition): expected_scores(libri, sex, condition)
-        for sex in "fm"
-        for condition in CONDITIONS
-    }
-    return {
-        key: {name: measure(*values) for name, measure in measures.items()}
-        for key, values in trials.items()
-    }
+    measures_of = {}
+    for sex in "fm":
+        for condition in CONDITIONS:
+            scores, is_target = expected_scores(libri, sex, condition)
+            values = {name: measure(scores, is_target) for name, measure in measures.items()}
+            measures_of[sex, condition] = values
+    return measures_of
 
 
 def make_runner(command, tmp_path):
@@ -104,9 +102,10 @@ def some_figures(request, monkeypatch):
 
     ``all_figures`` draws them all.
     """
-    if "all_figures" not in request.fixturenames:
-        kinds = tuple(kind for kind in FIGURES if kind.key in SOME_FIGURES)
-        monkeypatch.setattr("vpmetrics.report.figures.FIGURES", kinds)
+    if "all_figures" in request.fixturenames:
+        return
+    drawn = tuple(figure for figure in FIGURES if figure.key in SOME_FIGURES)
+    monkeypatch.setattr("vpmetrics.report.figures.FIGURES", drawn)
 
 
 @pytest.fixture

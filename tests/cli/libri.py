@@ -7,6 +7,7 @@ import kaldiio
 import numpy as np
 
 SETS = ("enrolls", "trials_f", "trials_m")
+NUM_UTTERANCES = {"enrolls": 438, "trials_f": 734, "trials_m": 762}
 CONDITIONS = {"oo": ("", ""), "op": ("", "_anon"), "pp": ("_anon", "_anon")}
 
 
@@ -27,20 +28,23 @@ def write_libri_test(folder):
     draw = np.random.default_rng(0)
     speakers = {"f": [f"{1000 + k}" for k in range(20)], "m": [f"{2000 + k}" for k in range(20)]}
     enrolled_speakers = {"f": speakers["f"][:16], "m": speakers["m"][:13]}
-    utterances = {}
-    sets = {"enrolls": (enrolled_speakers["f"] + enrolled_speakers["m"], 438)}
-    sets |= {"trials_f": (speakers["f"], 734), "trials_m": (speakers["m"], 762)}
-    for name, (some, count) in sets.items():
-        chapter = "134686" if name == "enrolls" else "134691"
-        utterances[name] = [
-            f"{some[k % len(some)]}-{chapter}-{k // len(some):04d}" for k in range(count)
-        ]
-    voices = {speaker: draw.normal(size=32) for each in speakers.values() for speaker in each}
-    everyone = [name for names in utterances.values() for name in names]
-    original = {
-        u: (voices[u.split("-")[0]] + 1.5 * draw.normal(size=32)).astype("f") for u in everyone
+    speakers_of_set = {
+        "enrolls": enrolled_speakers["f"] + enrolled_speakers["m"],
+        "trials_f": speakers["f"],
+        "trials_m": speakers["m"],
     }
-    protected = {u: (0.6 * original[u] + 1.2 * draw.normal(size=32)).astype("f") for u in everyone}
+    utterances = {}
+    for name, count in NUM_UTTERANCES.items():
+        utterances[name] = _name_utterances(name, speakers_of_set[name], count)
+    voices = {speaker: draw.normal(size=32) for speaker in speakers["f"] + speakers["m"]}
+    original = {}
+    protected = {}
+    everyone = [*utterances["enrolls"], *utterances["trials_f"], *utterances["trials_m"]]
+    for name in everyone:
+        voice = voices[name.split("-")[0]]
+        original[name] = (voice + 1.5 * draw.normal(size=32)).astype("f")
+    for name in everyone:
+        protected[name] = (0.6 * original[name] + 1.2 * draw.normal(size=32)).astype("f")
     for side, vectors in (("", original), ("_anon", protected)):
         for name in SETS:
             data = folder / f"libri_test_{name}{side}"
@@ -51,27 +55,52 @@ def write_libri_test(folder):
                 {u: vectors[u] for u in order},
                 scp=str(data / "xvector.scp"),
             )
-    trials = {
-        sex: [
-            (s, u, u.startswith(f"{s}-"))
-            for s in enrolled_speakers[sex]
-            for u in utterances[f"trials_{sex}"]
-        ]
-        for sex in "fm"
-    }
-    lines = {
-        "enrolls": utterances["enrolls"],
-        "utt2spk": [f"{u} {u.split('-')[0]}" for u in sorted(everyone)],
-        "spk2gender": [f"{speaker} {sex}" for sex, names in speakers.items() for speaker in names],
-        "weights": ["f 0.6", "m 0.4"],
-    }
-    for sex, rows in trials.items():
-        lines[f"trials_{sex}"] = [
-            f"{s} {u} {'target' if same else 'nontarget'}" for s, u, same in rows
-        ]
+    trials = _list_trials(enrolled_speakers, utterances)
+    lines = _list_lines(utterances, speakers, trials)
     for name, rows in lines.items():
         (folder / name).write_text("".join(f"{row}\n" for row in rows))
     return Libri(folder, utterances["enrolls"], {"": original, "_anon": protected}, trials)
+
+
+def _list_trials(enrolled_speakers, utterances):
+    """All pairs of an enrolled speaker and a trial utterance of the same sex, with labels."""
+    trials = {}
+    for sex, names in enrolled_speakers.items():
+        trials[sex] = []
+        for speaker in names:
+            for utterance in utterances[f"trials_{sex}"]:
+                trials[sex].append((speaker, utterance, utterance.startswith(f"{speaker}-")))
+    return trials
+
+
+def _list_lines(utterances, speakers, trials):
+    """The lines of every text file, by its name."""
+    everyone = [*utterances["enrolls"], *utterances["trials_f"], *utterances["trials_m"]]
+    lines = {
+        "enrolls": utterances["enrolls"],
+        "utt2spk": [f"{name} {name.split('-')[0]}" for name in sorted(everyone)],
+        "spk2gender": [],
+        "weights": ["f 0.6", "m 0.4"],
+    }
+    for sex, names in speakers.items():
+        lines["spk2gender"] += [f"{speaker} {sex}" for speaker in names]
+    for sex, rows in trials.items():
+        lines[f"trials_{sex}"] = []
+        for speaker, utterance, is_target in rows:
+            label = "target" if is_target else "nontarget"
+            lines[f"trials_{sex}"].append(f"{speaker} {utterance} {label}")
+    return lines
+
+
+def _name_utterances(set_name, speakers, count):
+    """Names of utterances, one speaker after the other, of a chapter of their own."""
+    chapter = "134691"
+    if set_name == "enrolls":
+        chapter = "134686"
+    names = []
+    for k in range(count):
+        names.append(f"{speakers[k % len(speakers)]}-{chapter}-{k // len(speakers):04d}")
+    return names
 
 
 def expected_scores(libri, sex, condition):
@@ -79,7 +108,9 @@ def expected_scores(libri, sex, condition):
 
     In plain NumPy.
     """
-    enrol, probe = (libri.vectors[side] for side in CONDITIONS[condition])
+    enrolment_side, test_side = CONDITIONS[condition]
+    enrol = libri.vectors[enrolment_side]
+    probe = libri.vectors[test_side]
     means = {}
     for speaker in sorted({s for s, _, _ in libri.trials[sex]}):
         own = [enrol[u] for u in libri.enrolled if u.startswith(f"{speaker}-")]

@@ -66,7 +66,8 @@ def pages(request, browser, paths):
         )
         for scheme in ("light", "dark")
     ]
-    pages, complaints = [context.new_page() for context in contexts for _ in paths], []
+    pages = [context.new_page() for context in contexts for _ in paths]
+    complaints = []
     for page, path in zip(pages, 2 * paths, strict=True):
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on(
@@ -139,7 +140,8 @@ def test_a_page_is_light(paths):
 
 
 def test_a_figure_enlarges_and_closes_by_keyboard(pages):
-    page, states = pages[0], []
+    page = pages[0]
+    states = []
     page.focus("figure button")
     for key in ("Enter", "Escape", "Enter", "Enter"):
         page.keyboard.press(key)

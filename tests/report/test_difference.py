@@ -38,7 +38,8 @@ def report_of(
 
 
 def test_a_difference_has_the_sign_of_first_minus_second_and_its_interval():
-    near, far = report_of(0.5), report_of(4.0)
+    near = report_of(0.5)
+    far = report_of(4.0)
     difference = vp.compare_reports(near, far, key="op_d_ece")
     assert isinstance(difference, ReportDifference)
     expected = float(near.scalars["op_d_ece"]) - float(far.scalars["op_d_ece"])

@@ -67,7 +67,10 @@ class Interruption:
     """Call a function before the given step of the file system, once; steps are counted."""
 
     def __init__(self, patch, step, function):
-        self.step, self.function, self.passed, self.is_inside = step, function, 0, False
+        self.step = step
+        self.function = function
+        self.passed = 0
+        self.is_inside = False
         for name in STEPS:
             patch.setattr(Path, name, self.wrap(getattr(Path, name)))
 

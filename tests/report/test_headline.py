@@ -142,7 +142,8 @@ def test_leakage_is_not_low_where_a_check_failed():
 
 
 def test_systems_are_ranked_by_what_they_disclose():
-    weak, strong = system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)
+    weak = system("weak", 3.0, gvd=-0.1)
+    strong = system("strong", 0.3, gvd=-7.0)
     unknown = system("?", 0.0, op_d_ece=math.nan, op_d_ece_reversed=math.nan)
     assert [one.name for one in sort_by_dataset_and_disclosure([unknown, weak, strong])] == [
         "strong",
@@ -242,7 +243,8 @@ def test_summaries_fit_a_terminal_of_80_columns(name):
 
 
 def test_equal_check_messages_of_systems_are_merged():
-    same, other = Check("encoder", "ok", "Good."), Check("encoder", "failed", "Bad.")
+    same = Check("encoder", "ok", "Good.")
+    other = Check("encoder", "failed", "Bad.")
     systems = [
         attacked(name, checks=(check,)) for name, check in (("a", same), ("b", same), ("c", other))
     ]

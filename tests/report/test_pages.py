@@ -27,7 +27,8 @@ from vpmetrics.functional import zebra_tag
 
 @pytest.mark.usefixtures("all_figures")
 def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voices):
-    out, title = tmp_path / "out", "B2 <on> six & more"
+    out = tmp_path / "out"
+    title = "B2 <on> six & more"
     run(
         "evaluate",
         *write_npz(tmp_path, voices),
@@ -39,7 +40,8 @@ def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voic
         "3,5",
     )
     text = (out / "report.html").read_text(encoding="utf-8")
-    page, expected = Page(text), expected_scalars(voices)
+    page = Page(text)
+    expected = expected_scalars(voices)
     for number in (
         f"{100 * expected['deid']:.2f}",
         f"{expected['op_d_ece']:.3f}",
@@ -87,10 +89,8 @@ def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch
         np.savez(tmp_path / f"{name}.npz", **arrays)
     np.save(tmp_path / "o.npy", voices.original)
     np.save(tmp_path / "spk.npy", voices.speakers)
-    systems, title = (
-        [tmp_path / "B2.npz", f"B2u={tmp_path / 'B2u.npz'}"],
-        ["--title", "Two systems", "--no-attacks"],
-    )
+    systems = [tmp_path / "B2.npz", f"B2u={tmp_path / 'B2u.npz'}"]
+    title = ["--title", "Two systems", "--no-attacks"]
     run("compare", *systems, *title, "--out", tmp_path / "out", "--all")
     table = [line for line in capsys.readouterr().out.splitlines() if str(tmp_path) not in line]
     assert max(map(len, table)) <= 80
@@ -132,7 +132,8 @@ def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):
         )
         for name, condition in product(("B2", "B2u"), ("OO", "OP", "PP"))
     }
-    key, speakers = write_key(tmp_path / "key", voices), write_utt2spk(tmp_path, voices)
+    key = write_key(tmp_path / "key", voices)
+    speakers = write_utt2spk(tmp_path, voices)
     options = [
         "--key",
         key,
@@ -149,10 +150,8 @@ def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):
         *options,
     )
     for number, name in enumerate(("B2", "B2u")):
-        got, expected = (
-            scalars_of(tmp_path / "result.json", number),
-            expected_scalars(voices, name, attacks=None),
-        )
+        got = scalars_of(tmp_path / "result.json", number)
+        expected = expected_scalars(voices, name, attacks=None)
         for key in ("deid", "gvd", "op_d_ece", "oo_eer"):
             assert got[key] == pytest.approx(float(expected[key]), abs=2e-5)
 
@@ -170,7 +169,8 @@ def test_compare_says_when_originals_differ(tmp_path, capsys):
 def test_demo_trains_measures_and_logs(tmp_path, capsys):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    out, log_folder = tmp_path / "demo", tmp_path / "demo-tensorboard"
+    out = tmp_path / "demo"
+    log_folder = tmp_path / "demo-tensorboard"
     run("demo", "--epochs", "2", "--seed", "3", "--out", out)
     shown = capsys.readouterr().out
     content = results_of(out / "results.json")

@@ -31,7 +31,8 @@ def test_score_report_matches_the_references():
 
 
 def test_calibration_of_another_run_matches_the_function():
-    attacked, other = make_trials(1), make_trials(2, distance=1.0)
+    attacked = make_trials(1)
+    other = make_trials(2, distance=1.0)
     report = report_trials({"OO": make_trials(0), "OP": attacked}, other, num_speakers=6)
     for kind in ("linear", "isotonic"):
         expected = F.calibration_distortion(*attacked[:2], *other[:2], kind)

@@ -102,7 +102,8 @@ def test_non_finite_scalars_are_null_and_listed(tmp_path):
 
 
 def test_figures_are_written_in_the_formats_asked_for(tmp_path, voices):
-    out, files = tmp_path / "out", write_npz(tmp_path, voices)
+    out = tmp_path / "out"
+    files = write_npz(tmp_path, voices)
     run("evaluate", *files, "--no-attacks", "--out", out, "--figures", "pdf", "svg")
     assert not list(out.glob("*.png"))
     assert {path.stem for path in out.glob("*.pdf")} == {path.stem for path in out.glob("*.svg")}
@@ -136,7 +137,8 @@ def test_tables_keep_every_digit_in_a_narrow_terminal(capsys, width):
 
 
 def test_a_report_is_saved_from_python_as_by_the_command(tmp_path, voices):
-    command, python = tmp_path / "command", tmp_path / "python"
+    command = tmp_path / "command"
+    python = tmp_path / "python"
     run("evaluate", *write_npz(tmp_path, voices), "--no-attacks", "--out", command)
     metric = VoicePrivacy(intervals=0.95, metrics="all", attacks=None)
     metric.update(voices.original, voices.protected["B2"], voices.speakers)

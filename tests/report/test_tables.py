@@ -38,7 +38,8 @@ def systems(voices):
 
     And of protected speech alone.
     """
-    speakers, plain = tuple("abcdef"), report_of(voices)
+    speakers = tuple("abcdef")
+    plain = report_of(voices)
     numbers = {"d_ece_strongest": 0.7, "eer_strongest": 0.1, "d_ece_chance": 0.01}
     strongest = {
         f"{condition}_{key}": value for condition in ("op", "pp") for key, value in numbers.items()
@@ -87,7 +88,10 @@ def test_every_table_with_a_weak_attack_shows_the_strongest(systems):
 def test_strongest_attack_stands_before_each_weak_one_or_says_none_tried(systems):
     table = table_of_systems([systems["not attacked"]] * 2, "x")
     for weak in ("OP D_ECE", "OP EER", "PP D_ECE", "DeID"):
-        strongest = weak.replace(" ", " strongest ") if " " in weak else "OP strongest D_ECE"
+        if " " in weak:
+            strongest = weak.replace(" ", " strongest ")
+        else:
+            strongest = "OP strongest D_ECE"
         at, after = (
             next(k for k, head in enumerate(table.columns) if head.startswith(n))
             for n in (strongest, weak)
@@ -118,7 +122,8 @@ def test_every_measure_is_in_exactly_one_table(systems):
 
 
 def test_op_and_pp_values_have_separate_columns(systems):
-    one, other = systems["PP alone"], systems["attacked"]
+    one = systems["PP alone"]
+    other = systems["attacked"]
     for order in ([one, other], [other, one]):
         table = table_of_systems(order, "x")
         row = next(row for row in table.rows if row[0].text == "PP alone")
@@ -189,7 +194,8 @@ def test_unknown_column_raises_with_the_closest_name():
 
 @pytest.mark.parametrize("key", ["d_ece", "eer", "deid", "gvd", "l_w", "linkability"])
 def test_printed_intervals_contain_their_value(key):
-    draw, entry = torch.Generator().manual_seed(0), scalar(key)
+    draw = torch.Generator().manual_seed(0)
+    entry = scalar(key)
     numbers = 10 ** torch.empty(2000, dtype=torch.float64).uniform_(-7, 0, generator=draw)
     offsets = 10 ** torch.empty(2, 2000, dtype=torch.float64).uniform_(-9, 0, generator=draw)
     cases = [(v, v - a, v + b) for v, a, b in zip(numbers.tolist(), *offsets.tolist(), strict=True)]

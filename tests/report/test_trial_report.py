@@ -82,7 +82,8 @@ def test_list_of_all_pairs_matches_embedding_intervals():
 def test_calibration_of_another_run_is_fixed_in_replicates():
     attacked, learnt = (some(listed(voices(seed=seed)), 0.5) for seed in (0, 1))
     report = report_trials({"": attacked}, learnt, 12, None, intervals=0.95)
-    llr, blocks = report.transfer.llr["linear"], split_labels_into_groups(torch.arange(12))
+    llr = report.transfer.llr["linear"]
+    blocks = split_labels_into_groups(torch.arange(12))
     for speaker in (0, 5):
         kept = (attacked.speakers != speaker).all(0)
         for key, cost in (("c_ece", llr_disclosure), ("cllr", F.cllr)):
@@ -98,7 +99,8 @@ def test_calibration_is_cross_fitted_over_speaker_halves():
     halves = trials.calibrate_across_speaker_halves()
     within = [(trials.speakers % 2 == number).all(0) for number in (0, 1)]
     for own, learnt, found in zip(within, within[::-1], halves, strict=True):
-        scores, labels = trials.scores[learnt].numpy(), trials.is_target[learnt].numpy()
+        scores = trials.scores[learnt].numpy()
+        labels = trials.is_target[learnt].numpy()
         best = minimize(
             lambda x, s, t: reference.cllr(x[0] * s + x[1], t),
             [1.0, 0.0],

@@ -13,7 +13,9 @@ from vpmetrics.report.checks import Check
 from vpmetrics.report.headline import Risk
 from vpmetrics.report.verdict import _bound_absent_share, make_headline
 
-LOW, MODERATE, HIGH = (0.005, 0.001, 0.02, 0.001), (0.08, 0.05, 0.11, 0.04), (0.3, 0.25, 0.35, 0.2)
+LOW = (0.005, 0.001, 0.02, 0.001)
+MODERATE = (0.08, 0.05, 0.11, 0.04)
+HIGH = (0.3, 0.25, 0.35, 0.2)
 
 
 def risk(name="disclosure_conversation", condition="OP", numbers=LOW, chance=0.006, utterances=5):
@@ -37,7 +39,8 @@ def risk(name="disclosure_conversation", condition="OP", numbers=LOW, chance=0.0
 
 def quiet_risks():
     """All risks of OP and PP, each excluded."""
-    found, rare = (0.01, 0.008, 0.014, 0.006), (0.001, 0.0, 0.003, 0.0)
+    found = (0.01, 0.008, 0.014, 0.006)
+    rare = (0.001, 0.0, 0.003, 0.0)
     return [
         *(risk(condition=name) for name in ("OP", "PP")),
         *(risk("found_in_100", name, found, 0.01) for name in ("OP", "PP")),
