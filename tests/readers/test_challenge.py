@@ -23,10 +23,9 @@ def write_data(recipe, libri, base="libri_test"):
 
 def write_vectors(folder, libri, *sides, level="utt-level", base="libri_test"):
     """Vectors of original speech for the side "", and of protected speech for all others."""
-    sets = {
-        "enrolls": libri.enrolled,
-        **{f"trials_{s}": sorted({u for _, u, _ in libri.trials[s]}) for s in "fm"},
-    }
+    sets = {"enrolls": libri.enrolled}
+    for sex in "fm":
+        sets[f"trials_{sex}"] = sorted({utterance for _, utterance, _ in libri.trials[sex]})
     for side in sides:
         draw = np.random.default_rng(len(side))
         vectors = libri.vectors["_anon" if side else ""]
@@ -38,13 +37,12 @@ def write_vectors(folder, libri, *sides, level="utt-level", base="libri_test"):
 def write_set(folder, vectors, order):
     """Rows in the order of a set, as the toolkit of 2024 has them, with their index."""
     folder.mkdir(parents=True)
-    torch.save(
-        torch.from_numpy(np.stack([vectors[u] for u in order])), folder / "speaker_vectors.pt"
-    )
-    (folder / "id2idx").write_text("".join(f"{u} {row}\n" for row, u in enumerate(order)))
-    (folder / "idx2spk").write_text(
-        "".join(f"{row} {u.split('-')[0]}\n" for row, u in enumerate(order))
-    )
+    rows = np.stack([vectors[utterance] for utterance in order])
+    torch.save(torch.from_numpy(rows), folder / "speaker_vectors.pt")
+    index_lines = [f"{utterance} {row}\n" for row, utterance in enumerate(order)]
+    speaker_lines = [f"{row} {utterance.split('-')[0]}\n" for row, utterance in enumerate(order)]
+    (folder / "id2idx").write_text("".join(index_lines))
+    (folder / "idx2spk").write_text("".join(speaker_lines))
 
 
 def write_scores(folder, libri, side):

@@ -13,9 +13,15 @@ from vpmetrics import AttributeDisclosure, VoicePrivacy
 
 
 def write_named_npz(folder, voices):
-    sides = {"a": voices.original, "b": voices.protected["B2"], "original": voices.original[:3]}
-    np.savez(folder / "all.npz", c=voices.names, **sides)
-    return [folder / "all.npz", "--original", "a", "--protected", "b", "--speakers", "c"]
+    path = folder / "all.npz"
+    np.savez(
+        path,
+        a=voices.original,
+        b=voices.protected["B2"],
+        c=voices.names,
+        original=voices.original[:3],
+    )
+    return [path, "--original", "a", "--protected", "b", "--speakers", "c"]
 
 
 def write_npy(folder, voices):
@@ -43,10 +49,15 @@ def write_pt(folder, voices):
 
 
 def write_rows_of_one_frame(folder, voices):
-    # (N, 1, D)
-    sides = {"original": voices.original[:, None], "protected": voices.protected["B2"][:, None]}
-    np.savez(folder / "x.npz", utterances=voices.utterances, **sides)
-    return [folder / "x.npz", "--utt2spk", write_utt2spk(folder, voices)]
+    """Sides of shape ``(N, 1, D)``."""
+    path = folder / "x.npz"
+    np.savez(
+        path,
+        original=voices.original[:, None],
+        protected=voices.protected["B2"][:, None],
+        utterances=voices.utterances,
+    )
+    return [path, "--utt2spk", write_utt2spk(folder, voices)]
 
 
 def write_sides(folder, voices, suffix=""):
@@ -54,11 +65,12 @@ def write_sides(folder, voices, suffix=""):
 
     Its names may have a suffix.
     """
-    protected = dict(zip(voices.utterances, voices.protected["B2"], strict=True))
-    torch.save(dict(zip(voices.utterances, voices.original, strict=True)), folder / "o.pt")
-    torch.save(
-        {f"{name}{suffix}": row[None] for name, row in reversed(protected.items())}, folder / "p.pt"
-    )
+    original = dict(zip(voices.utterances, voices.original, strict=True))
+    protected = {}
+    for name, row in zip(voices.utterances, voices.protected["B2"], strict=True):
+        protected[f"{name}{suffix}"] = row[None]
+    torch.save(original, folder / "o.pt")
+    torch.save(dict(reversed(protected.items())), folder / "p.pt")
     return [folder / "o.pt", folder / "p.pt", "--utt2spk", write_utt2spk(folder, voices)]
 
 

@@ -153,9 +153,8 @@ def test_speakers_are_inferred_from_target_trials_without_utt2spk(tmp_path, voic
         tmp_path / "told.json",
     )
     assert "target trials join" not in capsys.readouterr().out
-    joined, told = (
-        systems_of(path)[0] for path in (tmp_path / "joined/results.json", tmp_path / "told.json")
-    )
+    (joined,) = systems_of(tmp_path / "joined/results.json")
+    (told,) = systems_of(tmp_path / "told.json")
     assert joined["scalars"] == pytest.approx(told["scalars"])
     assert joined["speakers"] == told["speakers"] == 6
     assert (

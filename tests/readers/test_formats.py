@@ -41,57 +41,129 @@ def frame(vectors):
     return pl.DataFrame({"utterance": UTTERANCES, **{f"x{k}": vectors[:, k] for k in range(4)}})
 
 
+def write_tensor(path, vectors):
+    torch.save(torch.from_numpy(vectors), path)
+
+
+def write_old_format_of_torch(path, vectors):
+    content = {"vectors": torch.from_numpy(vectors), "speakers": SPEAKERS}
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+def write_list_of_tensors(path, vectors):
+    torch.save(list(torch.from_numpy(vectors)), path)
+
+
+def write_safetensors(path, vectors):
+    save_file({"vectors": torch.from_numpy(vectors), "other": torch.zeros(1)}, path)
+
+
+def write_npz(path, vectors):
+    np.savez(path, vectors=vectors, utterances=UTTERANCES, speakers=SPEAKERS)
+
+
+def write_compressed_npz(path, vectors):
+    np.savez_compressed(path, vectors=vectors, utterances=UTTERANCES)
+
+
+def write_npz_by_utterance(path, vectors):
+    np.savez(path, **by_name(vectors))
+
+
+def write_pt_by_utterance(path, vectors):
+    torch.save(by_name(torch.from_numpy(vectors)), path)
+
+
+def write_rows_by_utterance(path, vectors):
+    torch.save(by_name(torch.from_numpy(vectors)[:, None]), path)
+
+
+def write_safetensors_by_utterance(path, vectors):
+    save_file(by_name(torch.from_numpy(vectors)), path)
+
+
+def write_h5(path, vectors):
+    save_h5(path, {"vectors": vectors, "utterances": UTTERANCES, "speaker": SPEAKERS})
+
+
+def write_h5_by_utterance(path, vectors):
+    """Every other set is a row ``(1, D)``."""
+    content = by_name(vectors)
+    for name in UTTERANCES[::2]:
+        content[name] = content[name][None]
+    save_h5(path, content)
+
+
+def write_lists_of_parquet(path, vectors):
+    columns = {"utterance": UTTERANCES, "vectors": vectors.tolist(), "speaker": SPEAKERS}
+    pq.write_table(pa.table(columns), path)
+
+
+def write_fixed_lists_of_parquet(path, vectors):
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), 4)
+    pq.write_table(pa.table({"utterance": UTTERANCES, "vectors": lists}), path)
+
+
+def write_columns_of_parquet(path, vectors):
+    frame(vectors).write_parquet(path)
+
+
+def write_csv(path, vectors):
+    frame(vectors).write_csv(path)
+
+
+def write_tsv(path, vectors):
+    table = frame(vectors).with_columns(speaker=pl.Series(SPEAKERS))
+    table.write_csv(path, separator="\t")
+
+
+def write_ark(path, vectors):
+    kaldiio.save_ark(str(path), by_name(vectors))
+
+
+def write_matrices_of_ark(path, vectors):
+    write_ark(path, vectors[:, None])
+
+
+def write_doubles_of_ark(path, vectors):
+    write_ark(path, vectors.astype("d"))
+
+
+def write_text_ark(path, vectors):
+    kaldiio.save_ark(str(path), by_name(vectors), text=True)
+
+
+def write_scp(path, vectors):
+    kaldiio.save_ark(f"{path}.ark", by_name(vectors), scp=str(path))
+
+
 # How a file is written, by its kind and its suffix; those that name no utterances first.
 NAMELESS = {
     "array.npy": np.save,
-    "tensor.pt": lambda path, v: torch.save(torch.from_numpy(v), path),
-    "old.pt": lambda path, v: torch.save(
-        {"vectors": torch.from_numpy(v), "speakers": SPEAKERS},
-        path,
-        _use_new_zipfile_serialization=False,
-    ),
-    "list.pt": lambda path, v: torch.save(list(torch.from_numpy(v)), path),
-    "arrays.safetensors": lambda path, v: save_file(
-        {"vectors": torch.from_numpy(v), "other": torch.zeros(1)}, path
-    ),
+    "tensor.pt": write_tensor,
+    "old.pt": write_old_format_of_torch,
+    "list.pt": write_list_of_tensors,
+    "arrays.safetensors": write_safetensors,
 }
 NAMED = {
-    "arrays.npz": lambda path, v: np.savez(
-        path, vectors=v, utterances=UTTERANCES, speakers=SPEAKERS
-    ),
-    "compressed.npz": lambda path, v: np.savez_compressed(path, vectors=v, utterances=UTTERANCES),
-    "utterances.npz": lambda path, v: np.savez(path, **by_name(v)),
-    "utterances.pt": lambda path, v: torch.save(by_name(torch.from_numpy(v)), path),
-    "rows.pt": lambda path, v: torch.save(by_name(torch.from_numpy(v)[:, None]), path),
-    "utterances.safetensors": lambda path, v: save_file(by_name(torch.from_numpy(v)), path),
-    "arrays.h5": lambda path, v: save_h5(
-        path, {"vectors": v, "utterances": UTTERANCES, "speaker": SPEAKERS}
-    ),
-    "utterances.h5": lambda path, v: save_h5(
-        path, by_name(v) | dict(list(by_name(v[:, None]).items())[::2])
-    ),
-    "lists.parquet": lambda path, v: pq.write_table(
-        pa.table({"utterance": UTTERANCES, "vectors": v.tolist(), "speaker": SPEAKERS}), path
-    ),
-    "fixed_lists.parquet": lambda path, v: pq.write_table(
-        pa.table(
-            {
-                "utterance": UTTERANCES,
-                "vectors": pa.FixedSizeListArray.from_arrays(pa.array(v.ravel()), 4),
-            }
-        ),
-        path,
-    ),
-    "columns.parquet": lambda path, v: frame(v).write_parquet(path),
-    "columns.csv": lambda path, v: frame(v).write_csv(path),
-    "columns.tsv": lambda path, v: (
-        frame(v).with_columns(speaker=pl.Series(SPEAKERS)).write_csv(path, separator="\t")
-    ),
-    "binary.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v)),
-    "matrices.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v[:, None])),
-    "doubles.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v.astype("d"))),
-    "text.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v), text=True),
-    "table.scp": lambda path, v: kaldiio.save_ark(f"{path}.ark", by_name(v), scp=str(path)),
+    "arrays.npz": write_npz,
+    "compressed.npz": write_compressed_npz,
+    "utterances.npz": write_npz_by_utterance,
+    "utterances.pt": write_pt_by_utterance,
+    "rows.pt": write_rows_by_utterance,
+    "utterances.safetensors": write_safetensors_by_utterance,
+    "arrays.h5": write_h5,
+    "utterances.h5": write_h5_by_utterance,
+    "lists.parquet": write_lists_of_parquet,
+    "fixed_lists.parquet": write_fixed_lists_of_parquet,
+    "columns.parquet": write_columns_of_parquet,
+    "columns.csv": write_csv,
+    "columns.tsv": write_tsv,
+    "binary.ark": write_ark,
+    "matrices.ark": write_matrices_of_ark,
+    "doubles.ark": write_doubles_of_ark,
+    "text.ark": write_text_ark,
+    "table.scp": write_scp,
 }
 WRITERS = {**NAMELESS, **NAMED}
 assert {kind.split(".")[1] for kind in WRITERS} | {"pth", "hdf5"} == set(READERS)
@@ -104,13 +176,14 @@ def test_a_format_is_read_back_and_a_truncated_file_raises(tmp_path, vectors, ki
     WRITERS[kind](path, vectors)
     whole = path.read_bytes()
     is_text = kind.endswith(("csv", "tsv", "scp")) or kind == "text.ark"
-    truncated = whole[: whole.rindex(b"\n", 0, -1) + 4] if is_text else whole[: len(whole) - 5]
+    truncated = whole[: len(whole) - 5]
+    if is_text:
+        start_of_last_line = whole.rindex(b"\n", 0, -1)
+        truncated = whole[: start_of_last_line + 4]
     if packed:
-        path, whole, truncated = (
-            tmp_path / f"{kind}.gz",
-            gzip.compress(whole),
-            gzip.compress(truncated),
-        )
+        path = tmp_path / f"{kind}.gz"
+        whole = gzip.compress(whole)
+        truncated = gzip.compress(truncated)
     path.write_bytes(whole)
     arrays = read_arrays(str(path))
     (values,) = [arrays.load(name) for name, array in arrays.by_name.items() if array.ndim == 2]
