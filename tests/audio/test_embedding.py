@@ -296,8 +296,11 @@ def test_embeddings_are_saved_with_their_names(folder, encoder, tmp_path):
 def harmonic(pitch: float, seconds: float) -> np.ndarray:
     """A voice of steady pitch, pulses through a filter, between two pauses."""
     time = np.arange(int(seconds * 16000)) / 16000
-    tone = sum(np.cos(2 * np.pi * pitch * number * time) / number for number in range(1, 11))
-    return 0.1 * tone * (np.abs(time - seconds / 2) < 0.4 * seconds)
+    tone = np.zeros(len(time))
+    for overtone in range(1, 11):
+        tone += np.cos(2 * np.pi * pitch * overtone * time) / overtone
+    is_voiced = np.abs(time - seconds / 2) < 0.4 * seconds
+    return 0.1 * tone * is_voiced
 
 
 @pytest.mark.dev

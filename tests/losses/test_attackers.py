@@ -26,7 +26,8 @@ def add_ridge(square, share):
 
 def ridge_scores(fitted_o, fitted_p, original, protected, ridge, weights=None):
     """Cosines of whitened originals with their ridge regression on protected rows."""
-    mean_o, mean_p = (np.average(side, axis=0, weights=weights) for side in (fitted_o, fitted_p))
+    mean_o = np.average(fitted_o, axis=0, weights=weights)
+    mean_p = np.average(fitted_p, axis=0, weights=weights)
     together = covariance(np.hstack([fitted_o, fitted_p]), weights)
     width = fitted_o.shape[1]
     oo = together[:width, :width]
@@ -67,13 +68,22 @@ def test_half_speakers_attack_matches_the_definition():
     o = unit(original)
     p = unit(protected)
     names = speakers.numpy()
-    keys = [np.mean(o[names == name] @ np.cos(np.arange(1, 6))) for name in np.unique(names)]
-    is_first = np.isin(names, np.unique(names)[np.argsort(keys)[::2]])
-    halves = [
-        trials_of(ridge_scores(o[half], p[half], o[~half], p[~half], 1e-3), names[~half])
-        for half in (is_first, ~is_first)
-    ]
-    expected = two_sided(*map(np.concatenate, zip(*halves, strict=True)))
+    unique_names = np.unique(names)
+    keys = [np.mean(o[names == name] @ np.cos(np.arange(1, 6))) for name in unique_names]
+    names_of_first_half = unique_names[np.argsort(keys)[::2]]
+    is_first = np.isin(names, names_of_first_half)
+    scores = []
+    labels = []
+    for is_fitted_on in (is_first, ~is_first):
+        o_fitted = o[is_fitted_on]
+        p_fitted = p[is_fitted_on]
+        scores_of_half = ridge_scores(
+            o_fitted, p_fitted, o[~is_fitted_on], p[~is_fitted_on], ridge=1e-3
+        )
+        scores_of_trials, labels_of_trials = trials_of(scores_of_half, names[~is_fitted_on])
+        scores.append(scores_of_trials)
+        labels.append(labels_of_trials)
+    expected = two_sided(np.concatenate(scores), np.concatenate(labels))
     expected += two_sided(*trials(original, protected, speakers))
     loss = DisclosureLoss(straight_through=True, attacks=("batch",))
     assert loss(original, protected, speakers).item() == pytest.approx(expected, abs=1e-9)
