@@ -48,15 +48,14 @@ _COARSE = ("alid", "lid_pos", "lid_neg", "lid_max", "worst_speaker_disclosure")
 def assert_same(
     value: Any, expected: Any, atol: float = 1e-12, rtol: float = 1e-12, coarse: float = 0.0
 ) -> None:
-    """Equal in every entry, whatever the container; NaN equals NaN. ``coarse`` is allowed where
-    bins are used.
-    """
-    for key, one, other in _pairs_of_entries(value, expected, "value"):
-        one, other = (torch.as_tensor(number).double().cpu() for number in (one, other))
-        allowed = max(atol, coarse) if key.endswith(_COARSE) else atol
+    """Equal in every entry; NaN equals NaN. ``coarse`` is allowed where bins are used."""
+    for key, entry, expected_entry in _pairs_of_entries(value, expected, "value"):
+        allowed = atol
+        if key.endswith(_COARSE):
+            allowed = max(atol, coarse)
         assert_close(
-            one,
-            other,
+            torch.as_tensor(entry).double().cpu(),
+            torch.as_tensor(expected_entry).double().cpu(),
             atol=allowed,
             rtol=rtol,
             equal_nan=True,
@@ -72,15 +71,12 @@ def _pairs_of_entries(value: Any, expected: Any, key: str) -> Iterator[tuple[str
         pairs = [(str(name), value[name], entry) for name, entry in expected.items()]
     elif isinstance(expected, (tuple, list)):
         assert len(value) == len(expected), f"{key}: {len(value)} entries, not {len(expected)}"
-        pairs = [
-            (f"{key}[{i}]", one, other)
-            for i, (one, other) in enumerate(zip(value, expected, strict=True))
-        ]
+        pairs = [(f"{key}[{i}]", value[i], entry) for i, entry in enumerate(expected)]
     else:
         yield key, value, expected
         return
-    for name, one, other in pairs:
-        yield from _pairs_of_entries(one, other, name)
+    for name, entry, expected_entry in pairs:
+        yield from _pairs_of_entries(entry, expected_entry, name)
 
 
 def entries(value: Any) -> list[torch.Tensor]:
@@ -110,8 +106,9 @@ _EXPECTED: dict[tuple[str, int | None], Any] = {}
 
 
 def expected_value(case: Case, batches: int | None = None) -> Any:
-    """The value of the function over all batches of the case, or the first so many; computed
-    once.
+    """The value of the function over all batches of the case, or the first so many.
+
+    Computed once.
     """
     key = case.name, batches
     if key not in _EXPECTED:
@@ -121,11 +118,12 @@ def expected_value(case: Case, batches: int | None = None) -> Any:
 
 def join(batches: list[Batch]) -> Batch:
     """All rows of all batches as one batch; the run of a batch becomes that of each of its rows."""
-    whole = [
-        batch | ({"run": torch.full_like(batch["target"], batch["run"])} if "run" in batch else {})
-        for batch in batches
-    ]
-    return tree_map(lambda *parts: torch.cat(parts), *whole)
+    with_columns = []
+    for batch in batches:
+        if "run" in batch:
+            batch = batch | {"run": torch.full_like(batch["target"], batch["run"])}
+        with_columns.append(batch)
+    return tree_map(lambda *columns: torch.cat(columns), *with_columns)
 
 
 def take(rows: Batch, index: Any) -> Batch:
@@ -135,17 +133,15 @@ def take(rows: Batch, index: Any) -> Batch:
 
 def cut(rows: Batch, size: int) -> list[Batch]:
     """Batches of at most so many of these rows, in their order and each of one run."""
-    pieces = [
-        mapped(rows, lambda column, at=at: column[at : at + size])
-        for at in range(0, _count(rows), size)
-    ]
-    if "run" not in rows:
-        return pieces
-    return [
-        take(piece, piece["run"] == run) | {"run": run}
-        for piece in pieces
-        for run in set(piece["run"].tolist())
-    ]
+    batches = []
+    for start in range(0, _count(rows), size):
+        batch = take(rows, slice(start, start + size))
+        if "run" not in rows:
+            batches.append(batch)
+            continue
+        for run in set(batch["run"].tolist()):
+            batches.append(take(batch, batch["run"] == run) | {"run": run})
+    return batches
 
 
 def _count(rows: Batch) -> int:
@@ -161,18 +157,14 @@ def scores(
     seed: int = 0, dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = (60, 50, 90, 71)
 ) -> list[Batch]:
     """Trials with overlapping classes and ties; every batch has both classes."""
-    draw, batches = torch.Generator().manual_seed(seed), []
+    draw = torch.Generator().manual_seed(seed)
+    batches = []
     for size in sizes:
         target = (torch.rand(size, generator=draw) < 0.3).long()
         target[:2] = torch.arange(2)
         # On a grid of eighths, which bfloat16 holds exactly and which makes ties.
-        preds = (
-            (torch.randn(size, generator=draw) * 1.5 + 2 * target)
-            .mul(8)
-            .round()
-            .div(8)
-            .clamp(-7, 7)
-        )
+        preds = torch.randn(size, generator=draw) * 1.5 + 2 * target
+        preds = (preds * 8).round().div(8).clamp(-7, 7)
         batches.append({"preds": preds.to(dtype), "target": target})
     return batches
 
@@ -229,8 +221,9 @@ def runs(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
 
 
 def _of_two_runs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the scores of run 1 and those of run 0, from rows of both; NaN for one of them
-    alone.
+    """A function of the scores of run 1 and those of run 0, from rows of both.
+
+    NaN for one of them alone.
     """
 
     def value(preds: torch.Tensor, target: torch.Tensor, run: torch.Tensor | int) -> Any:
@@ -266,22 +259,25 @@ def embeddings(
     least: int = 1,
     sizes: tuple[int, ...] = (40, 30, 45, 35),
 ) -> list[Batch]:
-    """Utterances of eight speakers with labels of any kind, unevenly spread; protection keeps part
-    of each voice.
+    """Utterances of eight speakers with labels of any kind, unevenly spread.
+
+    Protection keeps part of each voice.
     """
-    draw, batches = torch.Generator().manual_seed(seed), []
+    draw = torch.Generator().manual_seed(seed)
+    batches = []
     names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40])
-    voices, pseudo = (torch.randn(8, 6, generator=draw) for _ in range(2))
+    voices = torch.randn(8, 6, generator=draw)
+    pseudo = torch.randn(8, 6, generator=draw)
     for size in sizes:
         others = torch.randint(8, (max(0, size - 8 * least),), generator=draw)
         index = torch.cat([torch.arange(8).repeat(least), others])
         noise = torch.randn(2, len(index), 6, generator=draw)
         original = voices[index] + noise[0]
         protected = 0.4 * original + pseudo[index] + noise[1]
-        rows = [
-            (side * 8).round().div(8).clamp(-7.5, 7.5).to(dtype) for side in (original, protected)
-        ]
-        batches.append({"original": rows[0], "protected": rows[1], "speakers": names[index]})
+        batch = {"speakers": names[index]}
+        for side, rows in (("original", original), ("protected", protected)):
+            batch[side] = (rows * 8).round().div(8).clamp(-7.5, 7.5).to(dtype)
+        batches.append({name: batch[name] for name in ("original", "protected", "speakers")})
     return batches
 
 
@@ -360,10 +356,8 @@ def _reference_speakers(
     near: Any, far: Any, speakers: Any, trials: Any, side: str, order_of: Any
 ) -> dict[str, float]:
     bits, scores, true = _reference_bits(near, far, speakers, order_of)
-    largest_means, rank_bits = (
-        reference.speakers.largest_means,
-        reference.speakers.rank_bits(scores, true),
-    )
+    largest_means = reference.speakers.largest_means
+    rank_bits = reference.speakers.rank_bits(scores, true)
     means = {
         "worst_speaker_mean_d": largest_means(rank_bits, true),
         "worst_speaker_alid": largest_means(bits, true),
@@ -372,8 +366,9 @@ def _reference_speakers(
 
 
 def _attackers(protected: Any, speakers: Any) -> torch.Tensor:
-    """The half of the utterances that is the attacker's, as dealt, where protected speech is
-    compared with itself.
+    """The half of the utterances that is the attacker's, as dealt.
+
+    For protected speech that is compared with itself.
     """
     return torch.from_numpy(reference.order.places_in_groups(speakers, protected) % 2 == 0)
 
@@ -408,10 +403,8 @@ def _reference_found(protected: Any, speakers: Any) -> dict[str, float]:
 def _singled_out(
     protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    known, dtype = (
-        _attackers(protected, speakers),
-        torch.promote_types(protected.dtype, torch.float32),
-    )
+    known = _attackers(protected, speakers)
+    dtype = torch.promote_types(protected.dtype, torch.float32)
     names = speakers[known].unique()
     means = torch.stack(
         [protected[known & (speakers == name)].double().mean(0) for name in names]
@@ -421,9 +414,11 @@ def _singled_out(
 
 def _reference_singled_out(protected: Any, speakers: Any) -> dict[str, float]:
     known = _attackers(protected, speakers).numpy()
-    rows, of = protected[~known], speakers[~known]
+    rows = protected[~known]
+    of = speakers[~known]
     order = reference.order.canonical_order(rows)
-    voices, isolated = [rows[order][of[order] == name] for name in np.unique(of)], []
+    voices = [rows[order][of[order] == name] for name in np.unique(of)]
+    isolated = []
     for fold in range(min(10, max(map(len, voices)))):
         turned = [np.roll(rows, -(fold % len(rows)), axis=0)[:10] for rows in voices]
         for own, name in enumerate(np.unique(speakers)):
@@ -451,7 +446,8 @@ _UNDEFINED_PROTECTED = tuple(
 
 
 def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
-    rows, sides = (original, protected, speakers), {"O": original, "P": protected}
+    rows = (original, protected, speakers)
+    sides = {"O": original, "P": protected}
     oo, op, pp, _ = _reference_matrices(*rows)
     value = {
         "deid": reference.similarity.de_identification(oo, op),
@@ -462,7 +458,8 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
         scores, target, pairs = reference.similarity.trials(*rows, condition)
         trials = np.asarray(scores), np.asarray(target).astype(int)
         of_speakers = *trials, np.asarray(speakers)[np.asarray(pairs).T]
-        near, far = sides[condition[0]], sides[condition[1]]
+        near = sides[condition[0]]
+        far = sides[condition[1]]
         scalars = {
             **reference.verification.score_measures(*trials),
             "d_diag": reference.similarity.diagonal_dominance(matrix),
@@ -587,7 +584,8 @@ EMBEDDING_CASES = [
 
 def attributes(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
     """Utterances of eight speakers with an attribute of the speaker and one of the utterance."""
-    draw, batches = torch.Generator().manual_seed(seed), []
+    draw = torch.Generator().manual_seed(seed)
+    batches = []
     for batch in embeddings(seed, dtype):
         sex = (batch["speakers"] % 3 == 0).long() + 5
         labels = {"sex": sex, "mood": torch.randint(3, sex.shape, generator=draw)}

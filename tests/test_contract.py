@@ -62,7 +62,8 @@ def test_class_function_and_reference_agree(case):
 
 @each_case
 def test_reset_clone_pickle_and_copy(case):
-    metric, expected = updated(case), expected_value(case)
+    metric = updated(case)
+    expected = expected_value(case)
     for other in (metric.clone(), copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
         assert_same(other.compute(), expected)
         other.reset()
@@ -89,7 +90,8 @@ def test_state_dict_in_mid_epoch(case):
 @each_case
 def test_forward_is_update_and_the_value_of_the_batch(case):
     batches = case.batches()
-    metric, plain = case.metric(), case.metric()
+    metric = case.metric()
+    plain = case.metric()
     for batch in batches:
         assert_same(metric(**batch), case.function(**batch))
         plain.update(**batch)
@@ -111,7 +113,8 @@ class Touched(TorchDispatchMode):
 
 @each_case
 def test_forward_costs_the_same_however_long_the_history(case):
-    batch, touched = case.batches()[0], []
+    batch = case.batches()[0]
+    touched = []
     for updates in (1, 61):
         metric = updated(case, [batch] * updates)
         with Touched() as seen:
@@ -159,7 +162,8 @@ def test_every_floating_dtype_is_accepted(case, dtype):
 @each_case
 @pytest.mark.parametrize("change", ["half", "bfloat16", "to", "set_dtype"])
 def test_half_precision_casts_keep_the_state_dtype(case, change):
-    metric, module = updated(case, case.batches()[:2]), torch.nn.Module()
+    metric = updated(case, case.batches()[:2])
+    module = torch.nn.Module()
     module.metric = metric
     given = {"half": (), "bfloat16": (), "to": (torch.bfloat16,), "set_dtype": (torch.float16,)}[
         change
@@ -219,7 +223,8 @@ STEPS = (
     "LocalInformationDisclosure",
     "ReidentificationRate",
 )
-_ROWS, _EACH = torch.randn(6, 6, generator=torch.Generator().manual_seed(1)), torch.arange(6)
+_ROWS = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
+_EACH = torch.arange(6)
 _DEFECTIVE = {
     r"Every speaker has one utterance \(6 speakers\): add more utterances of each": (
         _ROWS,
@@ -261,7 +266,10 @@ def test_forward_has_a_gradient_only_with_the_surrogate(case):
     moving = [key for key, value in batch.items() if value.is_floating_point()]
     for bandwidth in (0.1, None):
         inputs = {key: value.clone().requires_grad_(key in moving) for key, value in batch.items()}
-        metric = case.smooth(bandwidth) if case.smooth else case.metric(bandwidth=bandwidth)
+        if case.smooth:
+            metric = case.smooth(bandwidth)
+        else:
+            metric = case.metric(bandwidth=bandwidth)
         assert metric.is_differentiable == (bandwidth is not None)
         values = [entry for entry in entries(metric(**inputs)) if not entry.isnan().all()]
         assert any(entry.requires_grad for entry in values) == metric.is_differentiable
@@ -282,7 +290,8 @@ def test_collection_shares_states_and_keeps_values():
     batches = RUN_CASES[0].batches()
     # The first batch lies in [0, 1], where torchmetrics leaves scores alone; the others do not.
     batches[0]["preds"] = (batches[0]["preds"] / 8).abs()
-    value, rows = feed(collection, batches).compute(), join(batches)
+    value = feed(collection, batches).compute()
+    rows = join(batches)
     for case in cases:
         expected = case.function(**{name: rows[name] for name in case.batches()[0]})
         for key, entry in (
@@ -324,7 +333,8 @@ class OneOfOne:
     """Stands for a process group of this process alone; gathering can be interrupted on the way."""
 
     def __init__(self):
-        self.calls, self.interrupted_at = 0, None
+        self.calls = 0
+        self.interrupted_at = None
 
     def __call__(self, tensor, **_):
         self.calls += 1
@@ -339,15 +349,15 @@ class OneOfOne:
 @each_case
 @pytest.mark.parametrize("when", ["while gathering", "while computing"])
 def test_interrupted_compute_keeps_the_state(case, when):
-    batches, group = case.batches(), OneOfOne()
+    batches = case.batches()
+    group = OneOfOne()
     metric = updated(case, batches[:3], **group.options())
     # the forms and the first state are through
     group.interrupted_at = 3 if when == "while gathering" else None
-    compute = (
-        metric.compute
-        if when == "while gathering"
-        else metric._wrap_compute(Mock(side_effect=KeyboardInterrupt))
-    )
+    if when == "while gathering":
+        compute = metric.compute
+    else:
+        compute = metric._wrap_compute(Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         compute()
     group.interrupted_at = None
@@ -358,7 +368,8 @@ def test_interrupted_compute_keeps_the_state(case, when):
 
 @each_case
 def test_synced_metric_rejects_batches(case):
-    batches, group = case.batches(), OneOfOne()
+    batches = case.batches()
+    group = OneOfOne()
     metric = updated(case, batches[:2], **group.options())
     metric.sync(group)
     for method in (metric.update, metric):
@@ -382,7 +393,8 @@ def test_forward_syncs_with_dist_sync_on_step(case):
 
 @each_case
 def test_rejected_batch_keeps_the_state(case):
-    metric, (first, second, *_) = case.metric(), case.batches()
+    metric = case.metric()
+    (first, second, *_) = case.batches()
     broken = {
         key: None if key in ("preds", "original", "protected") else value
         for key, value in first.items()
@@ -401,7 +413,8 @@ def test_rejected_batch_keeps_the_state(case):
 @each_case
 def test_merge_state_clears_the_cached_value(case):
     batches = case.batches()
-    metric, other = updated(case, batches[:2]), updated(case, batches[2:])
+    metric = updated(case, batches[:2])
+    other = updated(case, batches[2:])
     metric.compute()
     metric.merge_state(other)
     assert metric.update_count == len(batches)
@@ -410,7 +423,9 @@ def test_merge_state_clears_the_cached_value(case):
 
 def count_elements(root):
     """Elements of every tensor that can be reached from an object."""
-    seen, count, todo = set(), 0, [root]
+    seen = set()
+    count = 0
+    todo = [root]
     while todo:
         one = todo.pop()
         if id(one) not in seen and not isinstance(
@@ -448,7 +463,8 @@ SETTINGS = [
 def test_only_metrics_with_the_same_settings_merge(one, other):
     rows = [join(SCORE_CASES[1].batches())]
     first, second = (updated(SCORE_CASES[1], rows, **SETTINGS[index]) for index in (one, other))
-    before, value = copy.deepcopy(first.metric_state), first.compute()
+    before = copy.deepcopy(first.metric_state)
+    value = first.compute()
     if one == other:
         first.merge_state(second)
         # a share does not change when everything is there twice
@@ -527,7 +543,8 @@ def test_cached_values_keep_their_digits(case):
 @each_case
 def test_loading_replaces_what_was_computed(case):
     batches = case.batches()
-    first, second = updated(case, batches[:2]), updated(case, batches)
+    first = updated(case, batches[:2])
+    second = updated(case, batches)
     for metric in (first, second):
         metric.persistent(True)
         metric.compute()

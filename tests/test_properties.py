@@ -1,5 +1,6 @@
-"""Properties of every metric on small random data: order, batches, labels, copies, merging, range,
-intervals, NaN.
+"""Properties of every metric on small random data.
+
+Order, batches, labels, copies, merging, range, intervals, NaN.
 """
 
 import inspect
@@ -64,7 +65,8 @@ def make_rows(case, seed, speakers, rows, levels, scale, protection, dtype, colu
             {"run": torch.randint(2, (rows,), generator=draw)} if "run" in example else {}
         )
     voices = rounded(speakers, 3)[names]
-    original, protected = voices + rounded(rows, 3), voices + rounded(rows, 3)
+    original = voices + rounded(rows, 3)
+    protected = voices + rounded(rows, 3)
     if protection == "constant":
         protected = torch.full_like(protected, scale)
     elif protection == "repeated":
@@ -106,10 +108,8 @@ def by_speaker_order(value, renamed=False):
 @given(**DATA)
 def test_values_depend_only_on_the_data(case, **data):
     rows = make_rows(case, **data)
-    count, tolerance = (
-        len(next(iter(rows.values()))),
-        1e-7 if data["dtype"] == torch.float64 else 1e-6,
-    )
+    count = len(next(iter(rows.values())))
+    tolerance = 1e-7 if data["dtype"] == torch.float64 else 1e-6
     value, reasons = compute(feed(case.metric(), cut(rows, 1000)))
     # In another order and other batches, some of them merged from another metric.
     order = torch.randperm(count, generator=torch.Generator().manual_seed(data["seed"]))

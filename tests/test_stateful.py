@@ -1,5 +1,6 @@
-"""Any sequence of what is done to a metric leaves exactly the batches that were accepted since the
-last reset.
+"""Any sequence of what is done to a metric leaves exactly the accepted batches.
+
+Those since the last reset.
 """
 
 import copy
@@ -84,7 +85,10 @@ def take_step(metric, make, name, batch, number):
 
 def sorted_rows(state):
     """The rows of a state in an order of their own; the same text of another batch counts once."""
-    joined = torch.cat(state) if isinstance(state, list) and state else state
+    if isinstance(state, list) and state:
+        joined = torch.cat(state)
+    else:
+        joined = state
     if isinstance(joined, list):
         return None
     if joined.dim() == 0 or joined.shape[0] == 0:
@@ -99,7 +103,8 @@ def assert_holds(metric, make, accepted):
     """The metric has the states of a new one that was fed with the accepted batches."""
     expected = feed(make(), accepted)
     for name, state in metric.metric_state.items():
-        got, wanted = sorted_rows(state), sorted_rows(getattr(expected, name))
+        got = sorted_rows(state)
+        wanted = sorted_rows(getattr(expected, name))
         assert (got is None) == (wanted is None), name
         if got is not None:
             assert_same(got, wanted)
@@ -124,7 +129,8 @@ def test_any_sequence_leaves_the_accepted_batches(name, steps):
     case, make = MACHINES[name]
     is_slow = name in SLOW
     batches = case.batches()
-    metric, accepted = make(), []
+    metric = make()
+    accepted = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for step, index, number in steps:

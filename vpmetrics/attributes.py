@@ -172,14 +172,13 @@ class AttributeDisclosure(PrivacyMetric):
                 before = attribute_disclosure(
                     states["original"], labels, speakers, confidence=None, permutations=0
                 )
-                keys = [
-                    "disclosure",
-                    *(["low", "high"] if self.intervals else []),
-                    "chance",
-                    "accuracy",
-                    "majority",
-                ]
-                values |= {f"{name}_{key}": getattr(result, key) for key in keys}
+                values[f"{name}_disclosure"] = result.disclosure
+                if self.intervals:
+                    values[f"{name}_low"] = result.low
+                    values[f"{name}_high"] = result.high
+                values[f"{name}_chance"] = result.chance
+                values[f"{name}_accuracy"] = result.accuracy
+                values[f"{name}_majority"] = result.majority
                 values[f"{name}_original"] = before.disclosure
         return values
 

@@ -18,8 +18,9 @@ from vpmetrics.report.identification_scalars import jackknife_scalars, pool_iden
 
 
 class LocalInformationDisclosure(EmbeddingMetric):
-    r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259,
-    2026).
+    r"""Compute the bits that every single trial discloses, and their summary.
+
+    See arXiv 2607.06259, 2026.
 
     .. math::
         \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
@@ -82,24 +83,28 @@ class LocalInformationDisclosure(EmbeddingMetric):
         look_up_condition(condition)
         resolve_scoring(scoring)
         check_finite_slope(slope)
-        self.condition, self.scoring, self.slope = condition, scoring, slope
+        self.condition = condition
+        self.scoring = scoring
+        self.slope = slope
 
     def _identify_and_summarise(
         self, data: EvaluationData, groups: JackknifeGroups | None = None
     ) -> tuple[list[Identification], Identification, dict[str, Tensor]]:
         """Return what is known of each group of the data, of all groups, and a summary of that."""
         condition = look_up_condition(self.condition)
-        parts = identify_condition(data, condition, self.scoring, slope=self.slope, groups=groups)
-        pooled = pool_identifications(parts)
+        found_of_group = identify_condition(
+            data, condition, self.scoring, slope=self.slope, groups=groups
+        )
+        pooled = pool_identifications(found_of_group)
         assert pooled.bits is not None
-        return parts, pooled, summarise_information(pooled.bits, pooled.linked)
+        return found_of_group, pooled, summarise_information(pooled.bits, pooled.linked)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         groups = None if self.intervals is None else group_speakers(data)
-        parts, _, values = self._identify_and_summarise(data, groups)
+        found_of_group, _, values = self._identify_and_summarise(data, groups)
         if self.intervals is None or groups is None:
             return values
-        jackknife = jackknife_scalars(parts, groups, "empirical")
+        jackknife = jackknife_scalars(found_of_group, groups, "empirical")
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:

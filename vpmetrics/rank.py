@@ -23,8 +23,9 @@ from vpmetrics.report.identification_scalars import jackknife_scalars
 
 
 class SimilarityRankDisclosure(EmbeddingMetric):
-    r"""Compute the bits that the rank of the true speaker among all speakers discloses (Chandra et
-    al., 2026).
+    r"""Compute the bits that the rank of the true speaker among all speakers discloses.
+
+    Chandra et al., 2026.
 
     .. math::
         \mathrm{MaxD} = \max_j \log_2 (N \gamma_j), \qquad
@@ -96,12 +97,14 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         check_choice("model", model, MODELS)
         look_up_condition(condition)
         resolve_scoring(scoring)
-        self.model, self.condition, self.scoring = model, condition, scoring
+        self.model = model
+        self.condition = condition
+        self.scoring = scoring
         self.distractors = check_distractors(distractors)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         groups = None if self.intervals is None else group_speakers(data)
-        parts = identify_condition(
+        found_of_group = identify_condition(
             data,
             look_up_condition(self.condition),
             self.scoring,
@@ -110,20 +113,21 @@ class SimilarityRankDisclosure(EmbeddingMetric):
             distractors=self.distractors,
             groups=groups,
         )
-        histograms = [part.histogram for part in parts]
-        inputs = torch.stack([each.detach().sum() for each in histograms])
+        histograms = [found.histogram for found in found_of_group]
+        num_inputs = torch.stack([histogram.detach().sum() for histogram in histograms])
         disclosures = [
-            rank_disclosure(each, self.model, validate_args=False) for each in histograms
+            rank_disclosure(histogram, self.model, validate_args=False) for histogram in histograms
         ]
-        values = mean_over_groups(disclosures, inputs)
+        values = mean_over_groups(disclosures, num_inputs)
         if self.intervals is None or groups is None:
             return values
-        jackknife = jackknife_scalars(parts, groups, self.model)
+        jackknife = jackknife_scalars(found_of_group, groups, self.model)
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
-        """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial
-        fit.
+        """Draw the rank histogram on logarithmic axes.
+
+        With the uniform line and the beta-binomial fit.
 
         ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several
         systems may share the axes ``ax``, each with its ``label``.
@@ -133,11 +137,9 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
         with self._gather_states():
-            data, condition = (
-                self._collect_data(),
-                look_up_condition(self.condition),
-            )
-            parts = identify_condition(
+            data = self._collect_data()
+            condition = look_up_condition(self.condition)
+            found_of_group = identify_condition(
                 data,
                 condition,
                 self.scoring,
@@ -145,5 +147,5 @@ class SimilarityRankDisclosure(EmbeddingMetric):
                 bandwidth=self.bandwidth,
                 distractors=self.distractors,
             )
-        histogram = add_padded_histograms([part.histogram for part in parts])
+        histogram = add_padded_histograms([found.histogram for found in found_of_group])
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

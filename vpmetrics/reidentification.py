@@ -29,8 +29,9 @@ from vpmetrics._utterances.utterances import EvaluationData
 
 
 class ReidentificationRate(EmbeddingMetric):
-    r"""Compute how often the true speaker of a conversation comes first among N people (Vauquier et
-    al., 2025).
+    r"""Compute how often the true speaker of a conversation comes first among N people.
+
+    Vauquier et al., 2025.
 
     .. math::
         \pi_N = \sum_r h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
@@ -121,23 +122,21 @@ class ReidentificationRate(EmbeddingMetric):
             self.attack,
             self.distractors,
         )
-        return [(part, protocol) for part in data.by_group()]
+        return [(data_of_group, protocol) for data_of_group in data.by_group()]
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        parts = self._search(data)
-        values = reidentification_rates(parts, self.sizes)
+        searches = self._search(data)
+        values = reidentification_rates(searches, self.sizes)
         if self.intervals is None:
             return values
         groups = group_speakers(data)
-        return add_intervals(
-            values,
-            make_jackknife(replicate_rates(parts, self.sizes, groups), groups),
-            self.intervals,
-        )
+        replicates = replicate_rates(searches, self.sizes, groups)
+        return add_intervals(values, make_jackknife(replicates, groups), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
-        """Draw the rate and its chance level over the number of people: a line, and dots where it
-        is extrapolated.
+        """Draw the rate and its chance level over the number of people.
+
+        A line, and dots where it is extrapolated.
 
         ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several
         systems may share the axes ``ax``, each with its ``label``.
@@ -157,8 +156,9 @@ class ReidentificationRate(EmbeddingMetric):
 
 
 class SinglingOut(EmbeddingMetric):
-    r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al.,
-    2025).
+    r"""Compute how often an attacker's predicate fires on exactly one of N people.
+
+    Vauquier et al., 2025.
 
     .. math::
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
@@ -245,8 +245,9 @@ class SinglingOut(EmbeddingMetric):
         return singling_out_rates(data, protocol, self.sizes, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
-        """Draw the share singled out, with twice its error, and its chance level over the number of
-        people.
+        """Draw the share singled out and its chance level over the number of people.
+
+        With twice its error.
 
         ``val``: a value of ``compute``, or a sequence of them over epochs. Several systems may
         share the axes ``ax``, each with its ``label``.

@@ -11,8 +11,9 @@ __all__ = ["PLDA"]
 
 
 class PLDA(nn.Module):
-    r"""Two-covariance PLDA: the log-likelihood ratio of one speaker against two, under Gaussian
-    speakers and sessions.
+    r"""Two-covariance PLDA: the log-likelihood ratio of one speaker against two.
+
+    Under Gaussian speakers and sessions.
 
     .. math::
         x = \mu + y + \epsilon, \quad y \sim \mathcal{N}(0, B), \quad \epsilon \sim \mathcal{N}(0,
@@ -48,8 +49,9 @@ class PLDA(nn.Module):
             self.register_buffer(name, torch.empty(0))
 
     def fit(self, embeddings: Tensor, speakers: Tensor) -> PLDA:
-        """Estimate the model from embeddings ``(N, D)`` and integer speakers ``(N,)`` of the rows;
-        return itself.
+        """Estimate the model from embeddings ``(N, D)`` and integer speakers ``(N,)`` of the rows.
+
+        Return itself.
         """
         check_embeddings(embeddings, None, speakers)
         x = embeddings.detach().double()
@@ -72,7 +74,8 @@ class PLDA(nn.Module):
         # In this basis the covariance within speakers is the identity, and that between speakers is
         # diagonal.
         between, rotation = torch.linalg.eigh(inverse @ spread @ inverse.T)
-        self.mean, self.between = centroids.mean(0), between.clamp(min=0)
+        self.mean = centroids.mean(0)
+        self.between = between.clamp(min=0)
         self.basis = inverse.T @ rotation
         return self
 
@@ -80,12 +83,15 @@ class PLDA(nn.Module):
         """Return natural-log likelihood ratios ``(A, B)`` of all pairs."""
         if self.basis.numel() == 0:
             raise RuntimeError("Expected PLDA to be fitted before it is called: see `fit`.")
-        left, right = ((side - self.mean.to(side)) @ self.basis.to(side) for side in (a, b))
+        left = (a - self.mean.to(a)) @ self.basis.to(a)
+        right = (b - self.mean.to(b)) @ self.basis.to(b)
         between = self.between.to(left)
         total = 1 + between
         # determinant of the covariance of a pair, per dimension
         joint = total.square() - between.square()
-        cross_weight, square_weight = between / joint, 0.5 * (1 / total - total / joint)
+        cross_weight = between / joint
+        square_weight = 0.5 * (1 / total - total / joint)
         constant = (total.log() - 0.5 * joint.log()).sum()
-        left_bias, right_bias = (side.square() @ square_weight for side in (left, right))
+        left_bias = left.square() @ square_weight
+        right_bias = right.square() @ square_weight
         return (left * cross_weight) @ right.T + left_bias[:, None] + right_bias + constant

@@ -27,8 +27,9 @@ from vpmetrics.report.parts import ReportSettings
 
 
 class VoiceSimilarityMatrix(EmbeddingMetric):
-    r"""Compute how similar the voices of all pairs of speakers are, within and between original and
-    protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are.
+
+    Within and between original and protected speech.
 
     .. math::
         \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
@@ -93,8 +94,9 @@ class VoiceSimilarityMatrix(EmbeddingMetric):
         names: Sequence[str] | None = None,
         zoo: str | None = None,
     ) -> tuple[Any, Any]:
-        """Draw the quadrants OO, OP, PO, PP as one heat map on a fixed scale, or the zoo plot of a
-        condition.
+        """Draw the quadrants OO, OP, PO, PP as one heat map, or a zoo plot.
+
+        The heat map has a fixed scale, the zoo plot is of a condition.
 
         Args:
             val: What ``compute`` or ``forward`` returned, or a sequence of such, the last of which
@@ -234,16 +236,19 @@ def _compute_ratio(
     conditions: tuple[str, ...],
     formula: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor | dict[str, Tensor]:
-    """Return one number of the dominance in two conditions, with its confidence interval where a
-    metric has one.
+    """Return one number of the dominance in two conditions.
+
+    With its confidence interval where a metric has one.
     """
     if metric.intervals is None:
         scorer = resolve_scoring(metric.scoring)
-        first, second = (
-            compute_dominance(data, CONDITIONS[name], metric.similarity, scorer, metric.bandwidth)
-            for name in conditions
-        )
-        return formula(first, second)
+        dominances = []
+        for name in conditions:
+            condition = CONDITIONS[name]
+            dominances.append(
+                compute_dominance(data, condition, metric.similarity, scorer, metric.bandwidth)
+            )
+        return formula(*dominances)
     families = frozenset((name, "matrix") for name in conditions)
     settings = ReportSettings(
         metric.similarity, metric.scoring, families=families, intervals=metric.intervals

@@ -36,8 +36,9 @@ Attacks = Literal["standard"] | Sequence[Any] | None
 
 
 class LearnsFromFurtherSpeakers:
-    """Attacks, and pairs of further speakers that they learn from: what metrics with attacks share,
-    and no metric.
+    """Attacks, and pairs of further speakers that they learn from.
+
+    What metrics with attacks share, and no metric.
     """
 
     takes_encoders = True
@@ -167,8 +168,9 @@ class LearnsFromFurtherSpeakers:
 
 
 class StrongestAttack(LearnsFromFurtherSpeakers, EmbeddingMetric):
-    """Disclosure to all attacks together, fused into one score, each fitted on other speakers than
-    it attacks.
+    """Disclosure to all attacks together, fused into one score.
+
+    Each is fitted on other speakers than it attacks.
 
     Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of
     it, from pairs of original and protected speech of other speakers. Speakers are divided into

@@ -44,8 +44,9 @@ METRICS = ("headline", "all")
 
 
 class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
-    r"""All numbers of the other embedding metrics, from one copy of the embeddings, each condition
-    scored once.
+    r"""All numbers of the other embedding metrics, from one copy of the embeddings.
+
+    Each condition is scored once.
 
     As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B,
     D)`` and ``speakers (B,)``, and optionally ``is_reference``, ``utterances``, ``sessions`` and
@@ -221,8 +222,8 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
             encoders = {}
             if len(data.encoders) > 1:
                 for index, encoder in enumerate(data.encoders):
-                    alone = data.of_encoder(index)
-                    encoders[encoder.name] = self._compute_checked_report(alone)
+                    data_of_encoder = data.of_encoder(index)
+                    encoders[encoder.name] = self._compute_checked_report(data_of_encoder)
         return replace(report, groups=groups, encoders=encoders)
 
     def _compute_checked_report(self, data: EvaluationData) -> PrivacyReport:
@@ -281,10 +282,12 @@ class VoicePrivacy(LearnsFromFurtherSpeakers, EmbeddingMetric):
         every_key = scalar_keys(conditions, has_attacks, has_sessions, self.sizes)
         if self.metrics == "all":
             return every_key
-        sized = [
-            key for key in every_key if key[:3] != "oo_" and scalar(key).family in OF_POPULATION
-        ]
-        return (*headline_keys(has_attacks, has_sessions), *sized)
+        keys_of_sizes = []
+        for key in every_key:
+            entry = scalar(key)
+            if entry.condition != "OO" and entry.family in OF_POPULATION:
+                keys_of_sizes.append(key)
+        return (*headline_keys(has_attacks, has_sessions), *keys_of_sizes)
 
     def _compute_report(
         self, data: EvaluationData, has_risk_intervals: bool = False

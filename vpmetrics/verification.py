@@ -1,5 +1,6 @@
-"""Costs and error rates of speaker verification: Cllr, minimum Cllr, equal error rate,
-linkability.
+"""Costs and error rates of speaker verification.
+
+Cllr, minimum Cllr, equal error rate, linkability.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ _NO_BINS = "four sums are all that is kept, so there is nothing to bin"
 
 
 class MinCllr(ScoreMetric):
-    """The least Cllr that an increasing map of the scores can reach: that of their PAV
-    log-likelihood ratios.
+    """The least Cllr that an increasing map of the scores can reach.
+
+    That of their PAV log-likelihood ratios.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and
     scale, higher = more alike, and ``target`` of the same shape, 1 = same speaker. As output of
@@ -61,9 +63,11 @@ class MinCllr(ScoreMetric):
         tensor(0.5000)
     """
 
-    measure, formula = "min_cllr", staticmethod(min_cllr_of_steps)
+    measure = "min_cllr"
+    formula = staticmethod(min_cllr_of_steps)
     higher_is_better: bool = True
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
 
 
 class EqualErrorRate(ScoreMetric):
@@ -93,14 +97,17 @@ class EqualErrorRate(ScoreMetric):
         tensor(0.2500)
     """
 
-    measure, formula = "eer", staticmethod(eer_of_steps)
+    measure = "eer"
+    formula = staticmethod(eer_of_steps)
     higher_is_better: bool = True
-    plot_lower_bound, plot_upper_bound = 0.0, 0.5
+    plot_lower_bound = 0.0
+    plot_upper_bound = 0.5
 
 
 class Linkability(ScoreMetric):
-    """Global linkability of Gómez-Barrero et al. (2018): see
-    :func:`vpmetrics.functional.linkability`.
+    """Global linkability of Gómez-Barrero et al. (2018).
+
+    See :func:`vpmetrics.functional.linkability`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and
     scale, higher = more alike, and ``target`` of the same shape, 1 = same speaker. As output of
@@ -128,7 +135,8 @@ class Linkability(ScoreMetric):
 
     measure = "linkability"
     higher_is_better: bool = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
 
     def __init__(
         self,
@@ -146,7 +154,8 @@ class Linkability(ScoreMetric):
     def _compute_value(self, states: States) -> Tensor:
         if self.keeps_scores:
             return linkability(states["scores"], states["is_target"], validate_args=False)
-        edges, counts = self._edges(states), states["bin_counts"]
+        edges = self._edges(states)
+        counts = states["bin_counts"]
         edges = widen(edges)
         # A bin stands for one score, its middle; an outer bin for its edge.
         middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
@@ -154,15 +163,17 @@ class Linkability(ScoreMetric):
         return linkability_of_trials(CountedScores(middles, counts[:, :-1])).to(torch.float32)
 
     def error_bound(self) -> Tensor:
-        """Return NaN for bins, whose error has no known bound; 0 where the scores themselves are
-        kept.
+        """Return NaN for bins, whose error has no known bound.
+
+        0 where the scores themselves are kept.
         """
         return torch.full((), 0.0 if self.keeps_scores else torch.nan, device=self.device)
 
 
 class Cllr(PrivacyMetric):
-    """Cost of taking scores as natural-log likelihood ratios: see
-    :func:`vpmetrics.functional.cllr`.
+    """Cost of taking scores as natural-log likelihood ratios.
+
+    See :func:`vpmetrics.functional.cllr`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, log-likelihood ratios of
     any shape, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it
@@ -215,8 +226,9 @@ class Cllr(PrivacyMetric):
     def update(
         self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None
     ) -> None:
-        """Accumulate a batch of trials; ``speakers``, of the enrolment side and of the test side,
-        for ``intervals``.
+        """Accumulate a batch of trials.
+
+        ``speakers``, of the enrolment side and of the test side, for ``intervals``.
         """
         self._store(self._pack_batch(preds, target, speakers, validate_values=self.validate_args))
 
@@ -280,7 +292,8 @@ class TPRAtFPR(ScoreMetric):
     """
 
     higher_is_better: bool = False
-    plot_lower_bound, plot_upper_bound = 0.0, 1.0
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
 
     def __init__(
         self,

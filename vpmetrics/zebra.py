@@ -1,5 +1,6 @@
-"""ZEBRA: expected and worst-case disclosure, and how well a calibration carries over to another
-run.
+"""ZEBRA: expected and worst-case disclosure of identity.
+
+And how well a calibration carries over to another run.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ RUN_STATES = ("scores_run0", "is_target_run0", "scores_run1", "is_target_run1")
 
 
 class ZebraDisclosure(ScoreMetric):
-    """Expected and worst-case disclosure of identity by scores: see
-    :func:`vpmetrics.functional.zebra_disclosure`.
+    """Expected and worst-case disclosure of identity by scores.
+
+    See :func:`vpmetrics.functional.zebra_disclosure`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and
     scale, higher = more alike, and ``target`` of the same shape, 1 = same speaker. As output of
@@ -61,8 +63,9 @@ class ZebraDisclosure(ScoreMetric):
     def plot(
         self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True
     ) -> tuple[Any, Any]:
-        """Draw the ECE profile: the empirical cross-entropy of the prior and of the scores, over
-        all priors.
+        """Draw the ECE profile: the empirical cross-entropy over all priors.
+
+        That of the prior and that of the scores.
 
         ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several
         systems may share the axes ``ax``, each with its ``label``. ``actual`` also draws, dotted,
@@ -87,8 +90,9 @@ class ZebraDisclosure(ScoreMetric):
 
 
 class CalibrationDistortion(PrivacyMetric):
-    r"""C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (Noé et al.,
-    2022, section 5.3).
+    r"""C_ECE: the D_ECE of scores calibrated on another run of the same safeguard.
+
+    Noé et al., 2022, section 5.3.
 
     .. math::
         C_\mathrm{ECE} = D_\mathrm{ECE}\bigl(c(\mathcal{S}_1 \mid \mathcal{S}_0)\bigr)
@@ -130,8 +134,9 @@ class CalibrationDistortion(PrivacyMetric):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
     def update(self, preds: Tensor, target: Tensor, run: int) -> None:
-        """Accumulate a batch of trials: of ``run`` 0, which the calibration is fitted on, or of 1,
-        the attacked run.
+        """Accumulate a batch of trials.
+
+        Of ``run`` 0, which the calibration is fitted on, or of 1, the attacked run.
         """
         self._store(self._pack_batch(preds, target, run, validate_values=self.validate_args))
 
@@ -147,8 +152,9 @@ class CalibrationDistortion(PrivacyMetric):
         return dict(zip(RUN_STATES, (scores, scores.bool(), scores, scores.bool()), strict=True))
 
     def _compute_from(self, states: States) -> Tensor:
-        """Return C_ECE of run 1 under the calibration fitted on run 0; NaN for a batch, which is of
-        one run.
+        """Return C_ECE of run 1 under the calibration fitted on run 0.
+
+        NaN for a batch, which is of one run.
         """
         run0 = states["scores_run0"], states["is_target_run0"]
         run1 = states["scores_run1"], states["is_target_run1"]
@@ -162,8 +168,9 @@ class CalibrationDistortion(PrivacyMetric):
     def plot(
         self, val: Any = None, ax: Any = None, label: str | None = None, kind: str = "calibrated"
     ) -> tuple[Any, Any]:
-        """Draw the reliability of the attacker's calibration: the share of targets against its
-        posterior.
+        """Draw the reliability of the attacker's calibration.
+
+        The share of targets against its posterior.
 
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
@@ -181,15 +188,15 @@ class CalibrationDistortion(PrivacyMetric):
 
         with self._gather_states():
             states = self._joined_states()
-        preds, target = states["scores_run1"], states["is_target_run1"]
+        preds = states["scores_run1"]
+        target = states["is_target_run1"]
         learnt = states["scores_run0"], states["is_target_run0"]
         if kind == "profile":
             return draw_calibration_transfer(preds, target, *learnt, ax=ax)
         is_raw = kind == "raw"
-        llr = (
-            preds
-            if is_raw
-            else transferred_llr(preds, target, *learnt, self.calibration, validate_args=False)
-        )
+        if is_raw:
+            llr = preds
+        else:
+            llr = transferred_llr(preds, target, *learnt, self.calibration, validate_args=False)
         name = label or ("scores" if is_raw else self.calibration)
         return draw_share_by_posterior(llr, torch.stack([~target, target]), ax, name)

@@ -1,5 +1,6 @@
-"""One number of a metric that returns several, where TorchMetrics and Lightning take scalars
-only.
+"""One number of a metric that returns several.
+
+TorchMetrics and Lightning take only scalars in some places.
 """
 
 import copy
@@ -68,10 +69,8 @@ def test_torchmetrics_collections_and_wrappers_accept_a_view():
     for index, batch in enumerate(BATCHES):
         collection.update(**batch, run=index % 2)
     assert_close(collection.compute()["d_ece"], WHOLE["d_ece"])
-    tracker, extremes = (
-        MetricTracker(vp.ZebraDisclosure()["d_ece"]),
-        MinMaxMetric(vp.ZebraDisclosure()["d_ece"]),
-    )
+    tracker = MetricTracker(vp.ZebraDisclosure()["d_ece"])
+    extremes = MinMaxMetric(vp.ZebraDisclosure()["d_ece"])
     seen = []
     for count, batch in enumerate(BATCHES, start=1):
         tracker.increment()
@@ -90,9 +89,11 @@ class Logging(pl.LightningModule):
 
     def __init__(self, dictionaries):
         super().__init__()
-        self.dictionaries, self.counts = dictionaries, []
+        self.dictionaries = dictionaries
+        self.counts = []
         self.zebra = vp.ZebraDisclosure()
-        self.d_ece, self.l_w = self.zebra["d_ece"], self.zebra["l_w"]
+        self.d_ece = self.zebra["d_ece"]
+        self.l_w = self.zebra["l_w"]
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
     def training_step(self, batch, _):
@@ -116,7 +117,8 @@ def test_lightning_logs_views_and_dictionaries_epoch_by_epoch(tmp_path):
     """Lightning warns of what is not floating, and rejects what is no scalar."""
     values = {case.name: fed(case.metric(), case.batches()).compute() for case in CASES}
     dictionaries = {name: value for name, value in values.items() if isinstance(value, dict)}
-    module, loader = Logging(dictionaries), DataLoader(BATCHES, batch_size=None)
+    module = Logging(dictionaries)
+    loader = DataLoader(BATCHES, batch_size=None)
     options = dict.fromkeys(
         ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
     )

@@ -1,5 +1,6 @@
-"""Intervals of metrics of scores, from leaving speakers out: against their definition, and as a
-metric owes them.
+"""Intervals of metrics of scores, from leaving speakers out.
+
+Against their definition, and as a metric owes them.
 """
 
 import math
@@ -71,9 +72,11 @@ def test_interval_bounds_match_the_definition(metric, spread):
 
 
 def test_width_of_an_interval_is_that_of_the_bootstrap_over_speakers():
-    number, replicates = 12, 60
+    number = 12
+    replicates = 60
     preds, target, speakers = trials(0.6, speakers=number)
-    scores, labels = preds.numpy(), target.long().numpy()
+    scores = preds.numpy()
+    labels = target.long().numpy()
     names = [side.tolist() for side in speakers]
     edges = np.linspace(scores.min(), scores.max(), labels.sum() // 10 + 1)
     keys = [key for measured in METRICS.values() for key in measured]
@@ -85,7 +88,8 @@ def test_width_of_an_interval_is_that_of_the_bootstrap_over_speakers():
     for metric, measured in METRICS.items():
         value = metric(intervals=0.95)(preds, target, speakers=speakers)
         for key in measured:
-            low, high = value[f"{key}_low"].item(), value[f"{key}_high"].item()
+            low = value[f"{key}_low"].item()
+            high = value[f"{key}_high"].item()
             if low > 0:  # elsewhere the interval ends where the range does
                 # Sixty draws know a standard error to 9 %, and twelve speakers to 21 %.
                 assert (high - low) / (2 * reach) == pytest.approx(errors[key], rel=0.5), key
@@ -107,7 +111,8 @@ def test_interval_is_independent_of_batches_order_and_labels(metric):
 
 @each_metric
 def test_states_survive_copying_merging_and_saving(metric):
-    whole, (first, *rest) = updated(metric(intervals=0.95)).compute(), batches()
+    whole = updated(metric(intervals=0.95)).compute()
+    (first, *rest) = batches()
     begun = updated(metric(intervals=0.95), [first])
     begun.persistent(True)
     loaded = metric(intervals=0.95)
@@ -149,7 +154,8 @@ def test_too_few_speakers_have_no_interval(speakers):
 
 @each_metric
 def test_missing_or_invalid_speakers_raise(metric):
-    made, (batch, *_) = metric(intervals=0.95), batches()
+    made = metric(intervals=0.95)
+    (batch, *_) = batches()
     for speakers, error, match in [
         (None, ValueError, "`speakers` with `intervals`"),
         (batch["speakers"][0], TypeError, "`speakers` to be two tensors"),

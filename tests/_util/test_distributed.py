@@ -226,7 +226,8 @@ def _a_scoring_that_raises(rank):
             raise LookupError("a scoring of one rank")
         return a @ b.mT
 
-    error, message = LookupError, "a scoring of one rank"
+    error = LookupError
+    message = "a scoring of one rank"
     if rank == 0:
         error, message = RankError, f"Rank 1 .* LookupError: {message}"
     attacked = vp.VoicePrivacy(scoring=scoring, attacks=[Plain()], metrics=["op_d_ece_strongest"])
@@ -299,7 +300,8 @@ def _defective_attacks(rank, world, path):
                 if mine.any():
                     columns = {key: rows[key][mine] for key in ("original", "protected")}
                     metric.update(**columns, speakers=rows["speakers"][mine])
-                error, message = LookupError, f"a defect in {defect}"
+                error = LookupError
+                message = f"a defect in {defect}"
                 if rank != world - 1:
                     error, message = RankError, f"Rank {world - 1} .* LookupError: {message}"
                 with pytest.raises(error, match=message):

@@ -54,7 +54,8 @@ def test_hashes_do_not_depend_on_blocks(monkeypatch):
 
 
 def test_sets_are_hashed_whatever_their_order():
-    hashes, index = hash_rows(ORIGINAL), torch.arange(36) % 4
+    hashes = hash_rows(ORIGINAL)
+    index = torch.arange(36) % 4
     order = torch.randperm(36, generator=torch.Generator().manual_seed(0))
     assert torch.equal(sum_hashes(hashes, index, 4), sum_hashes(hashes[order], index[order], 4))
     assert number_sets(torch.tensor([5, -1, 5]), torch.tensor([2, 9, 1])).tolist() == [2, 0, 1]
@@ -83,7 +84,8 @@ def test_order_numbers_and_sessions_ignore_row_order_and_labels():
 
 
 def test_the_order_is_that_of_original_speech_while_protected_speech_changes():
-    data, later = collect(), collect(protected=PROTECTED.flip(1) + 1)
+    data = collect()
+    later = collect(protected=PROTECTED.flip(1) + 1)
     for side, expected in zip(later[:2], data[:2], strict=True):
         assert torch.equal(side.ids, expected.ids)
         assert torch.equal(side.sessions, expected.sessions)

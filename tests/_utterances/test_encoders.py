@@ -81,7 +81,8 @@ def test_one_side_of_several_encoders(side):
 
 
 def test_encoders_survive_copies_saving_and_merging():
-    metric, other = vp.VoicePrivacy(attacks=None), vp.VoicePrivacy(attacks=None)
+    metric = vp.VoicePrivacy(attacks=None)
+    other = vp.VoicePrivacy(attacks=None)
     metric.update(**take(as_dictionaries(ROWS), slice(0, 75)))
     other.update(**take(as_dictionaries(ROWS), slice(75, None)))
     metric.persistent(True)
@@ -183,10 +184,12 @@ def test_lists_and_arrays_are_taken_as_tensors(kind):
     trials = {"preds": torch.linspace(-1, 1, 60), "target": speakers[0] == speakers[1]}
     for metric in (vp.ZebraDisclosure, vp.Cllr, vp.TPRAtFPR):
         as_given = {name: make(column) for name, column in trials.items()}
-        first, second = metric(), metric()
+        first = metric()
+        second = metric()
         assert_same(first(**as_given), second(**trials))
         assert_same(first.compute(), second.compute())
-    first, second = vp.MinCllr(intervals=0.9), vp.MinCllr(intervals=0.9)
+    first = vp.MinCllr(intervals=0.9)
+    second = vp.MinCllr(intervals=0.9)
     assert_same(
         first(**as_given, speakers=[make(side) for side in speakers]),
         second(**trials, speakers=speakers),

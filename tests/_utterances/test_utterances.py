@@ -39,7 +39,8 @@ def test_strings_arrays_and_rows_of_one_frame_change_no_number(kind):
         "sessions": torch.arange(140) % 3,
         "groups": rows["speakers"] % 2,
     }
-    one, other = Everything(), Everything()
+    one = Everything()
+    other = Everything()
     one.update(**rows)
     for key in ("speakers", "utterances", "sessions", "groups"):
         rows[key] = KINDS[kind]([f"{key}-{value:04}" for value in rows[key].tolist()])
@@ -112,10 +113,8 @@ def test_a_default_collate_can_be_passed_on():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_names_survive_copying_merging_and_saving_but_no_reset():
-    first, second = (
-        vp.VoicePrivacy(attacks=None, metrics=["deid"]),
-        vp.VoicePrivacy(attacks=None, metrics=["deid"]),
-    )
+    first = vp.VoicePrivacy(attacks=None, metrics=["deid"])
+    second = vp.VoicePrivacy(attacks=None, metrics=["deid"])
     labels = [f"speaker {label}" for label in ROWS["speakers"].tolist()]
     groups = [f"group {label % 2}" for label in ROWS["speakers"].tolist()]
     first.update(ROWS["original"][:75], ROWS["protected"][:75], labels[:75], groups=groups[:75])
@@ -134,7 +133,8 @@ def test_names_survive_copying_merging_and_saving_but_no_reset():
     assert list(first.speaker_names.values()) == ["other"]
 
 
-NO_WIDTH, PAIRED = torch.empty(4, 0), torch.arange(4) // 2
+NO_WIDTH = torch.empty(4, 0)
+PAIRED = torch.arange(4) // 2
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,8 @@ def test_recordings_count_once_and_another_session_is_another_recording():
 
 
 def test_session_halves_are_independent_of_labels():
-    rows, halves = people(number=6, each=8), []
+    rows = people(number=6, each=8)
+    halves = []
     for sessions in (torch.arange(48) % 4, 9 - (torch.arange(48) % 4) * 3):
         parts = split_sessions(deduplicate_and_index(pack_utterances(*rows, sessions=sessions)))
         first, second = (set(part.protected.ids.tolist()) for part in parts)
@@ -186,7 +187,8 @@ def test_enrolment_compares_tests_with_references_or_their_means(enrolment):
     is_reference = torch.arange(36) % 2 == 0
     metric = vp.VoicePrivacy(attacks=None, metrics=["op_eer", "op_d_ece"], enrolment=enrolment)
     value = compute(metric, original, protected, speakers, is_reference)
-    references, names = original[is_reference], speakers[is_reference]
+    references = original[is_reference]
+    names = speakers[is_reference]
     if enrolment == "speaker":
         references = torch.stack([references[names == name].mean(0) for name in names.unique()])
         names = names.unique()

@@ -1,5 +1,6 @@
-"""What the tests of the callbacks share: a package, a small figure, and silence about workers and
-folders.
+"""What the tests of the callbacks share.
+
+A package, a small figure, and silence about workers and folders.
 """
 
 import importlib
@@ -12,7 +13,12 @@ from training import PACKAGES
 from vpmetrics.report.figures import FIGURES
 
 # Lightning's own remarks on few workers, few batches, loggers and folders.
-_REMARKS = pytest.mark.filterwarnings("ignore::UserWarning:.*lightning.*", "ignore::FutureWarning")
+_REMARKS = pytest.mark.filterwarnings(
+    "ignore::UserWarning:.*lightning.*",
+    "ignore::FutureWarning",
+    # Most tests limit what plain comparison discloses, which takes no time; one expects this.
+    "ignore:PrivacyCheckpoint limits 'val/privacy_conditions/op_d_ece",
+)
 
 
 def pytest_collection_modifyitems(items):

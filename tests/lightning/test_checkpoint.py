@@ -55,7 +55,8 @@ def test_best_utility_within_the_budget(package, tmp_path, mode):
     assert checkpoint.state_key == made.state_key
     assert (checkpoint.chosen, checkpoint.history) == (None, [])
     losses = LOSSES if mode == "min" else [-loss for loss in LOSSES]
-    module, monitor = anonymiser(pl, SHARES, losses), watch()
+    module = anonymiser(pl, SHARES, losses)
+    monitor = watch()
     trainer = fit(pl, [checkpoint, monitor], module, epochs=5)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES]
     # The second, the fourth and the fifth are within the budget, and the fourth is the best of
@@ -106,9 +107,11 @@ def test_without_an_epoch_within_the_budget_there_is_a_last_one_and_no_best(pl, 
         trainer.test(module, loader(), ckpt_path="best", verbose=False)
 
 
+@pytest.mark.filterwarnings("ignore:No epoch is within the budget")
 def test_by_default_the_strongest_attack_counts(pl, tmp_path):
-    """A rotation hides speakers from a cosine, and not from an attacker who ran the anonymiser on
-    others.
+    """A rotation hides speakers from a cosine.
+
+    Not from an attacker who ran the anonymiser on others.
     """
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(4)))[0]
 
@@ -117,10 +120,8 @@ def test_by_default_the_strongest_attack_counts(pl, tmp_path):
         return dict(zip(NAMES, (batch[0], batch[0] @ rotation, batch[2]), strict=True))
 
     checkpoint = PrivacyCheckpoint(dirpath=tmp_path)
-    module, data = (
-        anonymiser(pl, validation_step=step),
-        loader(speakers=16, utterances=6, batch_size=96),
-    )
+    module = anonymiser(pl, validation_step=step)
+    data = loader(speakers=16, utterances=6, batch_size=96)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="PrivacyCheckpoint limits")
         trainer = fit(pl, [PrivacyMonitor(), checkpoint], module, data, 1, num_sanity_val_steps=0)
@@ -165,6 +166,7 @@ def test_what_is_not_finite_is_not_eligible_and_warned_of_once(pl, tmp_path, nam
     assert names_in(tmp_path) == ["epoch=2.ckpt", "last.ckpt"]
 
 
+@pytest.mark.filterwarnings("ignore:PrivacyMonitor will measure nothing")
 def test_an_epoch_without_a_measurement_is_not_eligible(pl, tmp_path):
     checkpoint = keeper(budget=0.7213, dirpath=tmp_path, filename="{epoch}")
     # A better loss in the epochs between must not be paired with the disclosure of the epoch
@@ -196,7 +198,8 @@ def test_save_on_train_epoch_end_ignores_values_of_earlier_weights(pl, tmp_path)
 
 
 def test_validations_within_an_epoch_are_saved(pl, tmp_path):
-    checkpoint, monitor = keeper(budget=0.7213, dirpath=tmp_path), watch()
+    checkpoint = keeper(budget=0.7213, dirpath=tmp_path)
+    monitor = watch()
     fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
     assert [(row["epoch"], row["step"]) for row in monitor.history] == [
         (0, 2),
@@ -222,7 +225,8 @@ def test_a_utility_of_the_training_step(pl, tmp_path):
 def test_resumed_in_mid_run(pl, tmp_path):
     expected, whole = keep(pl, tmp_path / "whole", anonymiser(pl, SHARES, LOSSES), 5)
     keep(pl, tmp_path / "parts", anonymiser(pl, SHARES, LOSSES), 2)
-    module, last = anonymiser(pl, SHARES, LOSSES), tmp_path / "parts" / "last.ckpt"
+    module = anonymiser(pl, SHARES, LOSSES)
+    last = tmp_path / "parts" / "last.ckpt"
     checkpoint, monitor = keep(pl, tmp_path / "parts", module, 5, ckpt_path=last)
     for row, other in zip(monitor.history, whole.history, strict=True):
         assert_same({**row, "seconds": 0}, {**other, "seconds": 0})
@@ -235,7 +239,8 @@ def test_resumed_in_mid_run(pl, tmp_path):
 
 def test_resumed_into_another_folder_a_worse_epoch_does_not_replace_the_best(pl, tmp_path):
     keep(pl, tmp_path / "a", anonymiser(pl, SHARES, LOSSES), 4)
-    module, last = anonymiser(pl, SHARES, LOSSES), tmp_path / "a" / "last.ckpt"
+    module = anonymiser(pl, SHARES, LOSSES)
+    last = tmp_path / "a" / "last.ckpt"
     with pytest.warns(UserWarning, match="The dirpath has changed"):
         second, _ = keep(pl, tmp_path / "b", module, 5, ckpt_path=last)
     assert second.chosen.epoch == 3
@@ -274,7 +279,8 @@ def test_a_folder_that_vanishes_in_mid_run_is_noticed(pl, tmp_path, epoch_of_rem
 
 
 def test_one_trainer_supports_several_budgets_in_one_folder(pl, tmp_path):
-    shares, losses = (1.0, 0.3, 0.6), (1.0, 3.0, 2.0)
+    shares = (1.0, 0.3, 0.6)
+    losses = (1.0, 3.0, 2.0)
     strict = keeper(budget=0.35, dirpath=tmp_path, filename="strict-{epoch}")
     loose = keeper(budget=0.5, dirpath=tmp_path, filename="loose-{epoch}", save_last=False)
     fit(pl, [watch(**SMALL), strict, loose], anonymiser(pl, shares, losses), epochs=3)
@@ -393,6 +399,7 @@ def test_utility_may_be_logged_after_the_sanity_check(pl, tmp_path):
     assert checkpoint.chosen.utility == 1.0
 
 
+@pytest.mark.filterwarnings("ignore:No epoch is within the budget")
 def test_a_flipped_voice_is_within_the_budget_of_a_cosine_and_not_of_the_disclosure(pl, tmp_path):
     """``protected = -original`` deceives a cosine only until an attacker turns the sign."""
 

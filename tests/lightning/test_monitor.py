@@ -75,7 +75,9 @@ def test_each_dataloader_with_rows_is_measured_separately(pl):
     silent = DataLoader(TensorDataset(*voices()[:2], torch.full((24,), 99)), 5)
 
     def read(outputs):
-        return None if (outputs["speakers"] == 99).any() else tuple(outputs[name] for name in NAMES)
+        if (outputs["speakers"] == 99).any():
+            return None
+        return tuple(outputs[name] for name in NAMES)
 
     monitor = watch(keys=read)
     trainer = fit(pl, [monitor], val=[loader(), loader(seed=1, speakers=5), silent], epochs=1)
@@ -109,7 +111,8 @@ def test_the_sanity_check_is_neither_logged_nor_kept(pl):
 
 
 def test_an_epoch_that_is_not_measured_logs_nothing_and_accumulates_nothing(pl):
-    seen, monitor = [], watch(every_n_epochs=2)
+    seen = []
+    monitor = watch(every_n_epochs=2)
 
     def look(self):
         seen.append(
@@ -340,7 +343,10 @@ def test_a_checkpoint_of_what_is_not_always_measured_is_told_at_setup(
 ):
     make = importlib.import_module(f"{pl.__name__}.callbacks").ModelCheckpoint
     monitor = PrivacyMonitor(metrics=["deid", "disclosure"], figures_every_n_epochs=None, **options)
-    module = anonymiser(pl, validation_step=lambda *_: pytest.fail("too late")) if is_told else None
+    if is_told:
+        module = anonymiser(pl, validation_step=lambda *_: pytest.fail("too late"))
+    else:
+        module = None
     run = {
         "enable_checkpointing": True,
         "epochs": 6,
@@ -411,14 +417,17 @@ def test_training_step_without_embeddings_warns(pl):
 
 
 def test_an_attacker_who_observed_the_training_undoes_a_rotation(pl):
-    """Eight speakers are too few to learn the rotation from in folds, the others of the training
-    are not.
+    """Eight speakers are too few to learn the rotation from in folds.
+
+    The others of the training are not.
     """
     rotation = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(4)))[0]
 
     def step(self, batch, batch_idx):
         values = dict(zip(NAMES, (batch[0], batch[0] @ rotation, batch[2]), strict=True))
-        return {**values, "loss": self.layer(batch[0]).square().mean()} if self.training else values
+        if self.training:
+            return {**values, "loss": self.layer(batch[0]).square().mean()}
+        return values
 
     disclosure = {}
     for observes in (False, True):

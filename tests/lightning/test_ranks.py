@@ -1,5 +1,6 @@
-"""Several ranks with and without rows, with everything switched on: equal numbers, no hang, and
-errors on all.
+"""Several ranks with and without rows, with everything switched on.
+
+Equal numbers, no hang, and errors on all.
 """
 
 import json
@@ -156,8 +157,9 @@ SCRIPT = """
 
 
 def fit_on_ranks(folder, case, *numbers_of_ranks):
-    """Return the error, the history and the best checkpoint of every rank, for each number of
-    ranks.
+    """Return the error, the history and the best checkpoint of every rank.
+
+    For each number of ranks.
     """
     run_script(folder, SCRIPT, folder, case, *numbers_of_ranks, timeout=500)
     results = []

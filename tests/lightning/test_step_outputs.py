@@ -1,5 +1,6 @@
-"""From what a step returns to arguments: keys in three forms, and messages for those that are not
-there.
+"""From what a step returns to arguments.
+
+Keys in three forms, and messages for those that are not there.
 """
 
 import re

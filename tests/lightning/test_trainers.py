@@ -42,7 +42,10 @@ def test_one_lightning_package_is_required(tmp_path):
 @pytest.mark.parametrize(("strategy", "is_spawned"), [("ddp_spawn", True), ("ddp", False)])
 def test_strategies_that_spawn_are_warned_of(pl, recwarn, strategy, is_spawned):
     launchers = importlib.import_module(f"{pl.__name__}.strategies.launchers")
-    kind = launchers._MultiProcessingLauncher if is_spawned else launchers._SubprocessScriptLauncher
+    if is_spawned:
+        kind = launchers._MultiProcessingLauncher
+    else:
+        kind = launchers._SubprocessScriptLauncher
     trainer = SimpleNamespace(strategy=SimpleNamespace(launcher=kind.__new__(kind)))
     warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history`")
     text = (
@@ -53,8 +56,9 @@ def test_strategies_that_spawn_are_warned_of(pl, recwarn, strategy, is_spawned):
 
 
 def test_hugging_face_example_matches_the_suite():
-    """What the package's docstring shows, on what ``Trainer.evaluate`` passes on: arrays of all
-    batches.
+    """What the package's docstring shows, on what ``Trainer.evaluate`` passes on.
+
+    Arrays of all batches.
     """
     code = vpmetrics.lightning.__doc__.partition("    def compute_metrics")[2].partition(
         "Example:"

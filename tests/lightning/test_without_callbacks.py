@@ -1,5 +1,6 @@
-"""Metrics in a LightningModule of one's own, without callbacks: alone and in a collection that
-shares one state.
+"""Metrics in a LightningModule of one's own, without callbacks.
+
+Alone and in a collection that shares one state.
 """
 
 import json
@@ -37,8 +38,9 @@ def make_metrics():
 
 
 def make_module(package, metrics):
-    """A module that logs what the metrics of its validation compute, and keeps the shares of a
-    voice as it trains.
+    """A module that logs what the metrics of its validation compute.
+
+    It keeps the shares of a voice as it trains.
     """
 
     class Anonymiser(package.LightningModule):

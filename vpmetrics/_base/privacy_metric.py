@@ -51,8 +51,9 @@ class ClassOrInstanceValue:
 
 
 class PrivacyMetric(Metric):
-    """A metric with a constant cost of ``forward``, states that keep their precision, and safe
-    synchronisation.
+    """Base of all metrics of the library.
+
+    ``forward`` has a constant cost, states keep their precision, and synchronisation is safe.
 
     A subclass defines ``update``, which ends in ``self._store(self._pack_batch(...))``;
     ``_pack_batch``, the states of one batch; ``_empty_states``, those of none; and
@@ -131,7 +132,9 @@ class PrivacyMetric(Metric):
 
     def __getitem__(self, key: Any) -> Any:
         """Return one entry of a dictionary of ``compute`` as a metric: ``metric["d_ece"]``."""
-        return ScalarView(self, key) if isinstance(key, str) else super().__getitem__(key)
+        if isinstance(key, str):
+            return ScalarView(self, key)
+        return super().__getitem__(key)
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw a value, or one per step in a sequence of them.
@@ -163,7 +166,10 @@ class PrivacyMetric(Metric):
             else:
                 totals[name] = state.detach()
         totals_before = {name: getattr(self, name) for name in totals}
-        totals_after = self._add_totals(totals_before, totals) if totals else {}
+        if totals:
+            totals_after = self._add_totals(totals_before, totals)
+        else:
+            totals_after = {}
         lengths_before = {name: len(getattr(self, name)) for name in rows_of_state}
         try:
             for name, rows in rows_of_state.items():
@@ -280,7 +286,8 @@ class PrivacyMetric(Metric):
         """
         if isinstance(incoming_state, Metric):
             if not isinstance(incoming_state, type(self)):
-                own, other = type(self).__name__, type(incoming_state).__name__
+                own = type(self).__name__
+                other = type(incoming_state).__name__
                 raise ValueError(
                     f"Expected incoming state to be an instance of {own}, but got {other}."
                 )

@@ -159,7 +159,10 @@ class ScoreMetric(PrivacyMetric):
 
     def _compute_value(self, states: States) -> Any:
         """Return the value of states, without intervals."""
-        dtype = result_dtype(states["scores"]) if self.keeps_scores else torch.float32
+        if self.keeps_scores:
+            dtype = result_dtype(states["scores"])
+        else:
+            dtype = torch.float32
         return self._compute_value_of_steps(self._count_trials(states), dtype)
 
     def error_bound(self) -> Any:

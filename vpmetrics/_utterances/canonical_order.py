@@ -25,8 +25,9 @@ _FACTOR = -7046029254386353131
 
 
 def hash_rows(embeddings: Tensor) -> Tensor:
-    """Return a hash of the numbers of each row, ``(N,)`` int64: equal for equal rows, of any
-    floating type.
+    """Return a hash of the numbers of each row, ``(N,)`` int64.
+
+    Equal for equal rows, of any floating type.
     """
     num_columns = embeddings.shape[1]
     offsets = torch.arange(1, num_columns + 1, device=embeddings.device) * _FACTOR
@@ -39,8 +40,9 @@ def hash_rows(embeddings: Tensor) -> Tensor:
 
 
 def mix_bits(numbers: Tensor) -> Tensor:
-    """Return integers whose every bit depends on all bits of the given ones. Overflow is
-    intended.
+    """Return integers whose every bit depends on all bits of the given ones.
+
+    Overflow is intended.
     """
     for _ in range(2):
         numbers = numbers * _FACTOR
@@ -49,15 +51,17 @@ def mix_bits(numbers: Tensor) -> Tensor:
 
 
 def sum_hashes(hashes: Tensor, index: Tensor, count: int) -> Tensor:
-    """Return the sum of the hashes at each index, ``(count,)``: a hash of a set of rows, whatever
-    their order.
+    """Return the sum of the hashes at each index, ``(count,)``.
+
+    A hash of a set of rows, whatever their order.
     """
     return hashes.new_zeros(count).index_add(0, index, mix_bits(hashes))
 
 
 def lexsort_columns(*columns: Tensor) -> Tensor:
-    """Return row indices sorted by the last column, then by the one before, and so on, as
-    ``numpy.lexsort`` does.
+    """Return row indices sorted by the last column, then by the one before, and so on.
+
+    As ``numpy.lexsort`` does.
     """
     order = columns[0].argsort(stable=True)
     for column in columns[1:]:
@@ -66,15 +70,17 @@ def lexsort_columns(*columns: Tensor) -> Tensor:
 
 
 def order_rows(*sides: Tensor) -> Tensor:
-    """Return row indices sorted by the hash of the first side; rows equal there by that of the next
-    side.
+    """Return row indices sorted by the hash of the first side.
+
+    Rows equal there by that of the next side.
     """
     return lexsort_columns(*[hash_rows(side) for side in reversed(sides)])
 
 
 def number_sets(first: Tensor, *ties: Tensor) -> Tensor:
-    """Return the place of each set, a speaker for example, in the order of its hashes; ``ties``
-    decide in turn.
+    """Return the place of each set, a speaker for example, in the order of its hashes.
+
+    ``ties`` decide in turn.
     """
     return lexsort_columns(*reversed([first, *ties])).argsort()
 

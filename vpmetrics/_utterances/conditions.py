@@ -1,5 +1,6 @@
-"""Conditions: which side is enrolled, which is tested, and which pairs of one speaker are
-trials.
+"""Conditions: which side is enrolled, and which is tested.
+
+And which pairs of one speaker are trials.
 """
 
 from __future__ import annotations
@@ -45,11 +46,9 @@ def look_up_condition(name: Any) -> Condition:
     """Return the condition of a name; raise where there is none, also for a :class:`Condition`."""
     if isinstance(name, str) and name in CONDITIONS:
         return CONDITIONS[name]
-    plain, others = (
-        ", ".join(map(repr, names))
-        for names in (WITHOUT_SESSIONS, [*CONDITIONS][len(WITHOUT_SESSIONS) :])
-    )
+    without_sessions = ", ".join(map(repr, WITHOUT_SESSIONS))
+    with_sessions = ", ".join(map(repr, [*CONDITIONS][len(WITHOUT_SESSIONS) :]))
     raise ValueError(
-        f"Expected `condition` to be one of {plain}, but got {name!r}. With sessions also:"
-        f" {others}."
+        f"Expected `condition` to be one of {without_sessions}, but got {name!r}. With sessions"
+        f" also: {with_sessions}."
     )

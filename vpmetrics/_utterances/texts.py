@@ -1,5 +1,6 @@
-"""Texts as bytes in a tensor, which torchmetrics gathers, merges, saves and resets like any other
-state.
+"""Texts as bytes in a tensor.
+
+Torchmetrics gathers, merges, saves and resets it like any other state.
 """
 
 from __future__ import annotations

@@ -110,8 +110,9 @@ class EvaluationData(NamedTuple):
     def sides(
         self, condition: Condition, references_per: Literal["utterance", "speaker"] | None = None
     ) -> tuple[Utterances, Utterances]:
-        """Return the enrolment and the test side of a condition; the same object where every
-        utterance is on both.
+        """Return the enrolment and the test side of a condition.
+
+        The same object where every utterance is on both.
 
         With ``references_per``, utterances marked by ``is_reference`` are enrolled, each one or
         their mean per speaker, and all others are tested.
@@ -151,7 +152,10 @@ class EvaluationData(NamedTuple):
         """Return the utterances of one group."""
         sides = []
         for side in (self.original, self.protected):
-            rows = side if side.groups is None else side.take(side.groups == group)
+            if side.groups is None:
+                rows = side
+            else:
+                rows = side.take(side.groups == group)
             sides.append(replace(rows, groups=None))
         data = renumber_speakers(*sides)
         return data._replace(processes=self.processes, encoders=self.encoders)
@@ -182,7 +186,10 @@ def encode_column(name: str, labels: Any) -> Tensor:
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
         dtype = bool if labels.dtype.kind == "b" else np.int64
         return torch.from_numpy(labels.astype(dtype))
-    values = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+    if isinstance(labels, np.ndarray):
+        values = labels.tolist()
+    else:
+        values = list(labels)
     if values and all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
         return torch.stack([value.flatten()[0] for value in values])
     _check_labels(name, values)
@@ -298,8 +305,9 @@ def _as_int64(labels: Tensor | None, speakers: Tensor) -> Tensor:
 
 
 def check_speaker_per_recording(columns: UtteranceColumns) -> None:
-    """Raise if one recording has two speakers or groups; ``update`` checks this only within a
-    batch.
+    """Raise if one recording has two speakers or groups.
+
+    ``update`` checks this only within a batch.
     """
     has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
     check_recordings(
@@ -322,7 +330,10 @@ def deduplicate_and_index(
     has_references, has_sessions, has_groups = is_given.tolist()  # one GPU sync for all
     sessions = columns.sessions if has_sessions else None
     groups = columns.groups if has_groups else None
-    is_reference = (columns.row_flags & _IS_REFERENCE) != 0 if has_references else None
+    if has_references:
+        is_reference = (columns.row_flags & _IS_REFERENCE) != 0
+    else:
+        is_reference = None
     versions = recordings
     if sessions is not None:
         # One recording protected in two sessions counts as two protected recordings, but as one

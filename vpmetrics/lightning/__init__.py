@@ -1,5 +1,6 @@
-r"""Privacy in the training loop: measured in every validation, and weighed when a checkpoint is
-chosen.
+r"""Privacy in the training loop.
+
+Measured in every validation, and weighed when a checkpoint is chosen.
 
 .. code-block:: python
 

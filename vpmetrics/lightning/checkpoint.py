@@ -1,6 +1,4 @@
-"""A callback that keeps the checkpoint of best utility within a budget of disclosure, and the last
-one.
-"""
+"""A callback that keeps the checkpoint of best utility within a budget of disclosure."""
 
 from __future__ import annotations
 
@@ -87,8 +85,7 @@ class Validation:
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
-    r"""Save the checkpoint of best utility among those within a budget of disclosure, and the last
-    one.
+    r"""Save the last checkpoint, and the one of best utility within a budget of disclosure.
 
     After every validation a logged disclosure is compared with ``budget``. Of the epochs within the
     budget the one of best utility is on disk, at ``best_model_path``;
@@ -170,7 +167,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self.chosen: Validation | None = None
         self._low_name = insert_before_loader_suffix(privacy, CI_SUFFIXES[0])
         self._high_name = insert_before_loader_suffix(privacy, CI_SUFFIXES[1])
-        self._limited_name = privacy if confidence is None else self._high_name
+        if confidence is None:
+            self._limited_name = privacy
+        else:
+            self._limited_name = self._high_name
         self._required_names = tuple(dict.fromkeys((privacy, self._limited_name, utility)))
         self._validated_at_step = -1
         self._logged_at_step = -1
@@ -180,9 +180,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     @property
     def state_key(self) -> str:
-        """Name of this callback's state in a checkpoint; two in one Trainer differ in one of
-        these.
-        """
+        """Name of this callback's state in a checkpoint, another one for each of two callbacks."""
         return self._generate_state_key(
             privacy=self.privacy,
             budget=self.budget,
@@ -194,9 +192,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     # Validation of names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the names; warn if the budget limits a disclosure to an attacker without a fitted
-        map.
-        """
+        """Check the names; warn if the budget is for an attacker who compares and fits nothing."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
@@ -213,9 +209,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             )
 
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
-        """Raise where the monitor does not log a name with its prefix, or logs intervals of another
-        confidence.
-        """
+        """Raise where the monitor does not log a name of its prefix, or not with our confidence."""
         for name in map(strip_loader_suffix, self._required_names):
             if not monitor.owns_name(name) or name in monitor.logged_names:
                 continue
@@ -233,9 +227,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             )
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save after a validation; in the sanity check only raise, or warn, on names that are not
-        logged.
-        """
+        """Save after a validation; after the sanity check only look for names not logged."""
         if trainer.sanity_checking:
             self._check_names_in_sanity_check(trainer)
         else:
@@ -244,12 +236,13 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         super().on_validation_end(trainer, pl_module)
 
     def _check_names_in_sanity_check(self, trainer: Any) -> None:
-        names_of_monitors = {
-            name for monitor in find_monitors(trainer) for name in monitor.logged_names
-        }
+        names_of_monitors: set[str] = set()
+        for monitor in find_monitors(trainer):
+            names_of_monitors.update(monitor.logged_names)
         suffixes = loader_suffixes(trainer).values()
         logged = set(trainer.callback_metrics)
-        logged.update(f"{name}{suffix}" for name in names_of_monitors for suffix in suffixes)
+        for suffix in suffixes:
+            logged.update(f"{name}{suffix}" for name in names_of_monitors)
         for name in self._required_names:
             if name in logged:
                 continue
@@ -337,9 +330,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         )
 
     def _forget_chosen_if_missing(self, trainer: Any) -> None:
-        """Notice that the chosen checkpoint was removed, so that no attribute names a file that is
-        not there.
-        """
+        """Forget the chosen checkpoint, and warn, where its file was removed."""
         if self.chosen is None or self.file_exists(self.best_model_path, trainer):
             return
         rank_zero_warn(
@@ -383,13 +374,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             )
 
     def _draw_history(self, trainer: Any) -> None:
-        """Write the figure of utility over disclosure, if validations were added since the last
-        one.
-        """
-        # A monitor has warned of a missing matplotlib.
-        writers = (
-            figure_writers(trainer) if self._has_new_points and find_spec("matplotlib") else []
-        )
+        """Write the figure of utility over disclosure, if a validation was added to it."""
+        writers = []
+        if self._has_new_points and find_spec("matplotlib"):  # or a monitor has warned
+            writers = figure_writers(trainer)
         self._has_new_points = False
         if not writers:
             return
@@ -398,29 +386,26 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
         entry = _find_scalar(self.privacy)
         key = last_component(self.privacy) if entry is None else entry.key
-        rows = [("validation", row) for row in self.history]
+        labelled = [("validation", validation) for validation in self.history]
         if self.chosen is not None:
-            rows.append((f"chosen, epoch {self.chosen.epoch}", self.chosen))
+            labelled.append((f"chosen, epoch {self.chosen.epoch}", self.chosen))
         points = []
-        for label, row in rows:
+        for label, validation in labelled:
             scalars = {
-                key: row.privacy,
-                f"{key}{CI_SUFFIXES[0]}": row.low,
-                f"{key}{CI_SUFFIXES[1]}": row.high,
+                key: validation.privacy,
+                f"{key}{CI_SUFFIXES[0]}": validation.low,
+                f"{key}{CI_SUFFIXES[1]}": validation.high,
             }
-            points.append((label, scalars, row.utility))
+            points.append((label, scalars, validation.utility))
         (ax,) = CARD.make_axes()
         figure, _ = draw_utility(
             points, self.utility, self.mode == "min", ax, key=key, budget=self.budget
         )
         # The step of the scalars of the last validation: at the end of an epoch the Trainer has
         # counted further.
+        tag = f"{suffix_first_component(self.privacy, '_figures')}/utility"
         for write in writers:
-            write(
-                f"{suffix_first_component(self.privacy, '_figures')}/utility",
-                figure,
-                self._logged_at_step,
-            )
+            write(tag, figure, self._logged_at_step)
 
     # Resumed runs
 
@@ -433,9 +418,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         }
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Decide whether to load the state: not where weights are loaded only for a test after a
-        training.
-        """
+        """Decide whether to load the state: not for a test after a training."""
         self._is_resuming = trainer.state.fn == "fit" or not self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -443,9 +426,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if self._is_resuming:
             super().load_state_dict(state_dict)
             self.history = [Validation(**row) for row in state_dict["history"]]
-            self.chosen = (
-                None if state_dict["chosen"] is None else Validation(**state_dict["chosen"])
-            )
+            if state_dict["chosen"] is None:
+                self.chosen = None
+            else:
+                self.chosen = Validation(**state_dict["chosen"])
             if self.chosen is not None:
                 # Also from another folder, where Lightning would let any later epoch replace it.
                 self.best_model_score = torch.tensor(self.chosen.utility)
@@ -461,9 +445,7 @@ def insert_before_loader_suffix(name: str, suffix: str) -> str:
 
 
 def _find_scalar(name: str) -> Scalar | None:
-    """Return the entry of the registry for a logged name; None where this package has no scalar of
-    that name.
-    """
+    """Return the entry of the registry for a logged name, or None."""
     try:
         return scalar(last_component(name))
     except KeyError:

@@ -199,11 +199,15 @@ class PrivacyMonitor(CallbackBase):
         self.watch_training = watch_training
         self.attributes = dict(attributes or {})
         self._keys = resolve_keys(keys, encoder is not None)
-        self._encoder = (
-            None if encoder is None else freeze_encoders(encoder, sample_rate, encoder_dtype)
-        )
+        if encoder is None:
+            self._encoder = None
+        else:
+            self._encoder = freeze_encoders(encoder, sample_rate, encoder_dtype)
         test_prefix = _VALIDATION.sub("test", prefix)
-        self._test_prefix = f"test/{prefix}" if test_prefix == prefix else test_prefix
+        if test_prefix == prefix:
+            self._test_prefix = f"test/{prefix}"
+        else:
+            self._test_prefix = test_prefix
         self.metrics = self._list_logged_keys()
         """Keys of the suite that are logged where they are defined."""
         known_keys = scalar_keys(
@@ -350,11 +354,11 @@ class PrivacyMonitor(CallbackBase):
             return
         self._pending_figures.clear()
         self._loader_data.clear()
-        for place, suite in list(self._suites.items()):
+        for stage_and_loader, suite in list(self._suites.items()):
             if suite.device == pl_module.device:
                 suite.reset()  # drop rows that an interrupted validation may have left
             else:
-                del self._suites[place]  # the module has moved
+                del self._suites[stage_and_loader]  # the module has moved
         if self._encoder is not None:
             self._encoder.freeze_and_rotate_cache(pl_module.device)
 
@@ -540,7 +544,7 @@ class PrivacyMonitor(CallbackBase):
     def _measure_loader(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> None:
         """Measure one dataloader, log and draw it."""
         prefix = self._test_prefix if trainer.testing else self.prefix
-        place = f"{prefix}{suffix}"
+        name_of_loader = f"{prefix}{suffix}"
         data = self._data_of_loader(trainer, pl_module, loader)  # also on a rank without rows
         counts_of_all_ranks = trainer.strategy.reduce(data.row_counts, reduce_op="sum")
         num_rows, *num_broken = counts_of_all_ranks.tolist()
@@ -549,13 +553,13 @@ class PrivacyMonitor(CallbackBase):
         for side, count in zip(SIDES, num_broken, strict=True):
             if count:
                 rank_zero_warn(
-                    f"{count} of {num_rows} rows of `{side}` are not finite ({place}, epoch"
-                    f" {trainer.current_epoch}). Numbers that need them are NaN.",
+                    f"{count} of {num_rows} rows of `{side}` are not finite ({name_of_loader},"
+                    f" epoch {trainer.current_epoch}). Numbers that need them are NaN.",
                     UserWarning,
                 )
         start = time.perf_counter()
         with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
-            with self._warn_once_per_cause(place, is_nan_explained=any(num_broken)):
+            with self._warn_once_per_cause(name_of_loader, is_nan_explained=any(num_broken)):
                 report, scalars = self._compute(data)
             value_of_key = read_numbers(scalars)
         self._num_measurements += 1
@@ -616,7 +620,7 @@ class PrivacyMonitor(CallbackBase):
         return epoch_numbers[-1] // epochs > epoch_numbers[-2] // epochs
 
     @contextmanager
-    def _warn_once_per_cause(self, place: str, is_nan_explained: bool) -> Iterator[None]:
+    def _warn_once_per_cause(self, name_of_loader: str, is_nan_explained: bool) -> Iterator[None]:
         """Give new warnings of the body once; of several for one cause only the longest."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -626,7 +630,7 @@ class PrivacyMonitor(CallbackBase):
             is_told_by_another = any(message in longer for longer in messages if longer != message)
             is_told_by_rows = is_nan_explained and message.endswith("The result is NaN.")
             if not is_told_by_another and not is_told_by_rows:
-                self._warn_once(f"PrivacyMonitor, {place}: {message}")
+                self._warn_once(f"PrivacyMonitor, {name_of_loader}: {message}")
 
     def _warn_once(self, message: str) -> None:
         if message not in self._given_warnings:
@@ -650,11 +654,10 @@ class PrivacyMonitor(CallbackBase):
                 f" {self._explain_no_measurement(trainer)}"
             )
         if self.watch_training and not self._has_observed:
-            missing = (
-                ""
-                if callable(self._keys)
-                else f" without {', '.join(map(repr, self._keys.values()))}"
-            )
+            if callable(self._keys):
+                missing = ""
+            else:
+                missing = f" without {', '.join(map(repr, self._keys.values()))}"
             self._warn_once(
                 "PrivacyMonitor(watch_training=True) observed nothing: `training_step` returned a"
                 f" value{missing}."

@@ -1,6 +1,4 @@
-"""From the outputs of a step to the arguments of ``VoicePrivacy.update``: keys, and audio through a
-frozen encoder.
-"""
+"""From what a step returns to the arguments of ``update``: keys, and audio through an encoder."""
 
 from __future__ import annotations
 
@@ -26,9 +24,7 @@ ResolvedKeys = dict[str, str] | Callable[[Any], Any]
 
 
 def resolve_keys(keys: Any, allows_lengths: bool) -> ResolvedKeys:
-    """Return the key of each argument, or ``keys`` itself where it is a function; raise if it is
-    neither.
-    """
+    """Return the key of each argument, or ``keys`` itself where it is a function."""
     if callable(keys):
         return keys  # type: ignore[no-any-return]
     named = _zip_with_argument_names(keys)
@@ -47,38 +43,25 @@ def resolve_keys(keys: Any, allows_lengths: bool) -> ResolvedKeys:
 
 
 def _zip_with_argument_names(values: Any) -> Any:
-    """Return a dictionary from the arguments of ``update`` to the values of a sequence; anything
-    else as it is.
-    """
-    if (
-        isinstance(values, Sequence)
-        and not isinstance(values, str)
-        and len(values) <= len(ARGUMENTS)
-    ):
-        return dict(zip(ARGUMENTS, values, strict=False))
-    return values
+    """Return the values of a sequence by the arguments of ``update``; anything else as it is."""
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) > len(ARGUMENTS):
+        return values
+    return dict(zip(ARGUMENTS, values, strict=False))
 
 
 def read_unskipped_outputs(
     outputs: Any, keys: ResolvedKeys, step_name: str
 ) -> dict[str, Any] | None:
-    """Return the arguments of ``update`` that a step returned; None if ``keys`` skips it or
-    training has none.
+    """Return the arguments of ``update`` that a step returned, or None.
+
+    None where a function ``keys`` skips the batch, or a training step returns no embeddings.
     """
     if callable(keys):
-        arguments = _zip_with_argument_names(keys(outputs))
-        if arguments is not None and not (
-            isinstance(arguments, Mapping) and set(arguments) >= _REQUIRED
-        ):
-            raise TypeError(
-                "Expected the function `keys` to return (original, protected, speakers), with"
-                " utterances, sessions and groups if any, a dictionary of these, or None, but got"
-                f" {type(arguments).__name__}."
-            )
-        return None if arguments is None else dict(arguments)
-    missing = [
-        key for key in keys.values() if not isinstance(outputs, Mapping) or key not in outputs
-    ]
+        return _read_by_function(outputs, keys)
+    missing = []
+    for key in keys.values():
+        if not isinstance(outputs, Mapping) or key not in outputs:
+            missing.append(key)
     if missing and step_name == "training_step":
         return None
     required = ", ".join(f"{key!r}: ..." for key in keys.values())
@@ -94,6 +77,20 @@ def read_unskipped_outputs(
     return {argument: outputs[key] for argument, key in keys.items()}
 
 
+def _read_by_function(outputs: Any, keys: Callable[[Any], Any]) -> dict[str, Any] | None:
+    """Return the arguments that a function finds in what a step returned, or None to skip it."""
+    arguments = _zip_with_argument_names(keys(outputs))
+    if arguments is None:
+        return None
+    if not isinstance(arguments, Mapping) or not set(arguments) >= _REQUIRED:
+        raise TypeError(
+            "Expected the function `keys` to return (original, protected, speakers), with"
+            " utterances, sessions and groups if any, a dictionary of these, or None, but got"
+            f" {type(arguments).__name__}."
+        )
+    return dict(arguments)
+
+
 class FrozenEncoders:
     """Several frozen encoders of one attacker, by name."""
 
@@ -107,19 +104,16 @@ class FrozenEncoders:
             encoder.check_is_untrained(weights)
 
     def freeze_and_rotate_cache(self, device: torch.device) -> None:
-        """Freeze the encoders on a device; keep in each cache only what the last validation
-        contained.
-        """
+        """Freeze the encoders; keep in each cache only what the last validation contained."""
         for encoder in self.encoders.values():
             encoder.freeze_and_rotate_cache(device)
 
     def embed(
         self, arguments: dict[str, Any], device: torch.device, is_training: bool = False
     ) -> dict[str, Any]:
-        """Return the arguments with audio replaced by dictionaries of embeddings, and without
-        ``lengths``.
-        """
-        embedded = {name: value for name, value in arguments.items() if name != "lengths"}
+        """Return the arguments with dictionaries of embeddings for audio, without ``lengths``."""
+        embedded = dict(arguments)
+        embedded.pop("lengths", None)
         sides = [side for side in SIDES if arguments.get(side) is not None]
         for side in sides:
             embedded[side] = {}
@@ -147,18 +141,18 @@ def freeze_encoders(
 
 
 class FrozenEncoder:
-    """An encoder without gradients, with its embeddings of the original speech of the last
-    validation by content.
-    """
+    """An encoder without gradients, with its embeddings of the last validation's originals."""
 
     def __init__(
         self, encoder: Any, sample_rate: int | None = None, dtype: torch.dtype | None = None
     ) -> None:
         from vpmetrics.audio import as_encoder
 
-        self.encoder, self.dtype = as_encoder(encoder, sample_rate), dtype
-        self._last_cache: dict[bytes, Tensor] = {}  # of the validation before
+        self.encoder = as_encoder(encoder, sample_rate)
+        self.dtype = dtype
+        # By the content of the audio: of this validation, and of the one before.
         self._cache: dict[bytes, Tensor] = {}
+        self._last_cache: dict[bytes, Tensor] = {}
         self._has_warned = False
 
     def check_is_untrained(self, module_weights: Iterable[nn.Parameter]) -> None:
@@ -171,28 +165,24 @@ class FrozenEncoder:
             )
 
     def freeze_and_rotate_cache(self, device: torch.device) -> None:
-        """Freeze the encoder on a device; keep in the cache only what the last validation
-        contained.
-        """
+        """Freeze the encoder; keep in the cache only what the last validation contained."""
         self.encoder.to(device).eval().requires_grad_(False)
-        self._last_cache, self._cache = self._cache, {}
+        self._last_cache = self._cache
+        self._cache = {}
 
     def embed(
         self, arguments: dict[str, Any], device: torch.device, is_training: bool = False
     ) -> dict[str, Any]:
-        """Return the arguments with audio replaced by embeddings, and without ``lengths``; cache no
-        training speech.
-        """
+        """Return the arguments with embeddings for audio, and without ``lengths``."""
         lengths = arguments.pop("lengths", None)
         for side in SIDES:
-            if arguments.get(side) is not None:
-                rows = self._split_rows(side, arguments[side], lengths)
-                embed = (
-                    self._encode_cached
-                    if side == "original" and not is_training
-                    else self._encode_rows
-                )
-                arguments[side] = embed(rows, device)
+            if arguments.get(side) is None:
+                continue
+            rows = self._split_rows(side, arguments[side], lengths)
+            if side == "original" and not is_training:
+                arguments[side] = self._encode_cached(rows, device)
+            else:
+                arguments[side] = self._encode_rows(rows, device)
         return arguments
 
     def _split_rows(self, side: str, audio: Any, lengths: Any) -> list[Tensor]:
@@ -207,16 +197,12 @@ class FrozenEncoder:
         if lengths is None:
             self._check_padding(side, audio)
             return list(audio)
-        if (
-            not isinstance(lengths, Tensor)
-            or lengths.is_floating_point()
-            or lengths.shape != audio.shape[:1]
-        ):
-            got = (
-                f"{lengths.dtype} {tuple(lengths.shape)}"
-                if isinstance(lengths, Tensor)
-                else type(lengths).__name__
-            )
+        got = type(lengths).__name__
+        is_valid = False
+        if isinstance(lengths, Tensor):
+            got = f"{lengths.dtype} {tuple(lengths.shape)}"
+            is_valid = not lengths.is_floating_point() and lengths.shape == audio.shape[:1]
+        if not is_valid:
             raise ValueError(
                 f"Expected `lengths` to be integers of shape ({len(audio)},), but got {got}."
             )
@@ -229,10 +215,7 @@ class FrozenEncoder:
         return [row[..., :count] for row, count in zip(audio, counts, strict=True)]
 
     def _encode_cached(self, rows: list[Tensor], device: torch.device) -> Tensor:
-        keys = [
-            blake2b(row.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest()
-            for row in rows
-        ]
+        keys = [_hash_audio(row) for row in rows]
         if all(key in self._last_cache for key in keys):
             embeddings = torch.stack([self._last_cache[key] for key in keys])
         else:
@@ -242,23 +225,21 @@ class FrozenEncoder:
         return embeddings
 
     def _encode_rows(self, rows: list[Tensor], device: torch.device) -> Tensor:
-        rows = [row.to(device) for row in rows]
-        rows = [row.squeeze(0) if row.dim() == 2 and len(row) == 1 else row for row in rows]
-        with (
-            torch.no_grad(),
-            torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not None),
-        ):
-            if rows[0].dim() > 1:  # spectrograms or other features; the encoder interprets them
-                embeddings: Tensor = self.encoder(torch.stack(rows))
+        audio = []
+        for row in rows:
+            is_mono = row.dim() == 2 and len(row) == 1
+            audio.append(row.to(device).squeeze(0) if is_mono else row.to(device))
+        has_autocast = self.dtype is not None
+        with torch.no_grad(), torch.autocast(device.type, dtype=self.dtype, enabled=has_autocast):
+            if audio[0].dim() > 1:  # spectrograms or other features; the encoder interprets them
+                embeddings: Tensor = self.encoder(torch.stack(audio))
             else:
-                lengths = torch.tensor([len(row) for row in rows], device=device)
-                embeddings = self.encoder(pad_sequence(rows, batch_first=True), lengths)
+                lengths = torch.tensor([len(row) for row in audio], device=device)
+                embeddings = self.encoder(pad_sequence(audio, batch_first=True), lengths)
         return embeddings.to(device)
 
     def _check_padding(self, side: str, audio: Tensor) -> None:
-        """Raise if original rows end in zeros; warn if protected rows do, because a model may
-        output silence.
-        """
+        """Raise if original rows end in zeros; warn if protected rows do, which may be silence."""
         if audio.dim() < 2 or not audio.numel():
             return
         samples = audio.shape[-1]
@@ -276,3 +257,9 @@ class FrozenEncoder:
         if not self._has_warned:
             rank_zero_warn(message, UserWarning)
             self._has_warned = True
+
+
+def _hash_audio(audio: Tensor) -> bytes:
+    """Return a hash of the content of a waveform."""
+    content = audio.detach().cpu().contiguous().view(torch.uint8).numpy().data
+    return blake2b(content).digest()

@@ -1,5 +1,4 @@
-"""What the Lightning callbacks share: base classes of both packages, the state of a Trainer, and
-its loggers.
+"""What the Lightning callbacks share: base classes, the state of a Trainer, and its loggers.
 
 ``pytorch_lightning`` and ``lightning.pytorch`` are one program under two names, with two sets of
 classes. A Trainer sorts callbacks and finds checkpoints by the classes of its own package, so the
@@ -22,12 +21,10 @@ Writer = Callable[[str, "Figure", int], None]
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module can be imported; a folder of the same name as its package is not the
-    package.
-    """
+    """Return whether a module can be imported."""
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:
+    except ModuleNotFoundError:  # a folder of that name, which is not the package
         return False
 
 
@@ -59,22 +56,22 @@ def logging_step(trainer: Any) -> int:
 
 
 def loader_suffixes(trainer: Any) -> dict[int, str]:
-    """Return the suffix of logged names for each dataloader of this evaluation; the same on every
-    process.
-    """
-    sizes = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+    """Return the suffix of logged names for each dataloader; the same on every process."""
+    if trainer.testing:
+        sizes = trainer.num_test_batches
+    else:
+        sizes = trainer.num_val_batches
     if not sizes:
         return {}
     # A CombinedLoader that is not sequential yields one batch of all its loaders at a time.
     is_sequential = getattr(getattr(trainer, "_evaluation_loop", None), "_is_sequential", True)
-    count = len(sizes) if is_sequential and isinstance(sizes, list) else 1
-    return {index: f"/dataloader_idx_{index}" if count > 1 else "" for index in range(count)}
+    if not is_sequential or not isinstance(sizes, list) or len(sizes) == 1:
+        return {0: ""}
+    return {index: f"/dataloader_idx_{index}" for index in range(len(sizes))}
 
 
 def warn_of_spawned_processes(trainer: Any, callback: str, attributes: str) -> None:
-    """Warn where a strategy trains copies of the callbacks in processes whose memory is lost at the
-    end.
-    """
+    """Warn where a strategy trains copies of the callbacks, whose memory is lost at the end."""
     if "MultiProcessing" in type(trainer.strategy.launcher).__name__:
         rank_zero_warn(
             f"{callback} does not support strategies that spawn or fork, such as 'ddp_spawn':"
@@ -86,22 +83,26 @@ def warn_of_spawned_processes(trainer: Any, callback: str, attributes: str) -> N
 def suffix_first_component(name: str, suffix: str) -> str:
     """Return a tag in another group: ``val_figures/privacy`` for ``val/privacy``."""
     # Loggers group by the first component of a name.
-    first, slash, rest = name.partition("/")
-    return f"{first}{suffix}{slash}{rest}"
+    group, slash, tag = name.partition("/")
+    return f"{group}{suffix}{slash}{tag}"
 
 
 def rank_zero_loggers(trainer: Any) -> list[Any]:
     """Return the loggers to write to: none on any process but the first, none in a fast_dev_run."""
-    return trainer.loggers if trainer.is_global_zero and not trainer.fast_dev_run else []
+    if not trainer.is_global_zero or trainer.fast_dev_run:
+        return []
+    loggers: list[Any] = trainer.loggers
+    return loggers
 
 
 def figure_writers(trainer: Any) -> list[Writer]:
     """Return one function for each logger that takes figures; none on any process but the first."""
-    return [
-        writer
-        for logger in rank_zero_loggers(trainer)
-        if (writer := _figure_writer(logger)) is not None
-    ]
+    writers = []
+    for logger in rank_zero_loggers(trainer):
+        writer = _figure_writer(logger)
+        if writer is not None:
+            writers.append(writer)
+    return writers
 
 
 def _figure_writer(logger: Any) -> Writer | None:
