@@ -198,7 +198,10 @@ def _name_segments(recording: Recording, num_segments: int, is_cut: bool) -> lis
     if not is_cut:
         return [recording] * num_segments
     numbers = range(1, num_segments + 1)
-    return [recording._replace(utterance=f"{recording.utterance}#{number}") for number in numbers]
+    return [
+        recording._replace(utterance=f"{recording.utterance}#{segment_number}")
+        for segment_number in numbers
+    ]
 
 
 class _EmbeddingRun:

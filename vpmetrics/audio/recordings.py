@@ -346,20 +346,20 @@ def _read_lines(path: Path) -> list[str]:
 
 def _read_scp(path: Path) -> list[Recording]:
     items: list[Recording] = []
-    for number, line in enumerate(_read_lines(path), start=1):
+    for line_number, line in enumerate(_read_lines(path), start=1):
         words = line.split(maxsplit=1)
         if not words:
             continue
-        place = words[-1].strip()
-        if len(words) == 1 or place.endswith("|"):
+        path_text = words[-1].strip()
+        if len(words) == 1 or path_text.endswith("|"):
             got = "one column" if len(words) == 1 else "a command, which is not run"
             raise AudioError(
-                f"{printable(path)}:{number}: expected `utterance path`, but got {got}."
+                f"{printable(path)}:{line_number}: expected `utterance path`, but got {got}."
             )
         # Kaldi's paths are relative to where it was started, or else to the list.
-        recording_path = Path(place)
+        recording_path = Path(path_text)
         if not recording_path.exists():
-            recording_path = path.parent / place
+            recording_path = path.parent / path_text
         items.append(Recording(words[0], recording_path))
     return items
 
@@ -383,11 +383,11 @@ def _read_manifest(path: Path) -> list[Recording]:
                 f" {len(row)}."
             )
         values = {name: value.strip() or None for name, value in zip(header, row, strict=True)}
-        place = values["path"] or ""
+        path_text = values["path"] or ""
         items.append(
             Recording(
-                values.get("utterance") or PurePosixPath(place).with_suffix("").as_posix(),
-                path.parent / place,
+                values.get("utterance") or PurePosixPath(path_text).with_suffix("").as_posix(),
+                path.parent / path_text,
                 values.get("speaker"),
                 values.get("session"),
                 values.get("group"),
@@ -399,14 +399,14 @@ def _read_manifest(path: Path) -> list[Recording]:
 def _read_utt2spk(path: Path) -> Callable[[str], str | None]:
     """Return a function from an utterance, or its path, to its speaker."""
     speakers: dict[str, str] = {}
-    for number, line in enumerate(_read_lines(path), start=1):
+    for line_number, line in enumerate(_read_lines(path), start=1):
         words = normalize("NFC", line).split()
         if not words:
             continue
         if len(words) != 2:
             raise AudioError(
-                f"{printable(path)}:{number}: expected `utterance speaker`, but got {len(words)}"
-                " words."
+                f"{printable(path)}:{line_number}: expected `utterance speaker`, but got"
+                f" {len(words)} words."
             )
         speakers[words[0]] = words[1]
     return lambda utterance: speakers.get(utterance) or speakers.get(_file_name(utterance))
@@ -449,13 +449,13 @@ def _guess_speakers(items: Sequence[Recording]) -> RecordingsAndAssumptions:
 
     There are none if nothing gives several speakers.
     """
-    path_parts = [PurePosixPath(recording.utterance).parts for recording in items]
-    speakers = [speaker_of_known_name(parts[-1]) for parts in path_parts]
+    path_names = [PurePosixPath(recording.utterance).parts for recording in items]
+    speakers = [speaker_of_known_name(names[-1]) for names in path_names]
     source = "the first part of file names"
     # A known corpus may be of a single speaker, whose chapters are folders.
     if None in speakers:
-        first_words = [_first_word(parts[-1]) for parts in path_parts]
-        folders_by_level = list(zip(*(parts[:-1] for parts in path_parts), strict=False))
+        first_words = [_first_word(names[-1]) for names in path_names]
+        folders_by_level = list(zip(*(names[:-1] for names in path_names), strict=False))
         level = _find_speaker_level(folders_by_level, first_words)
         if level is not None:
             speakers = list(folders_by_level[level])

@@ -204,8 +204,8 @@ def find_score_and_vector_files(folder: Path) -> list[ChallengeResult]:
     named: list[ChallengeResult] = []
     for result in joined:
         if counts[_result_key(result)] > 1:
-            place = result.folder.relative_to(folder).as_posix()
-            result = result._replace(system=f"{result.system}, {place}")
+            relative_folder = result.folder.relative_to(folder).as_posix()
+            result = result._replace(system=f"{result.system}, {relative_folder}")
         named.append(result)
     return named
 
@@ -286,11 +286,11 @@ def _find_attacker_encoder(root: Path) -> Literal["ASV_eval", "ASV_eval^anon", "
 
 def _anonymiser_suffix(name: str) -> str:
     """Return the end of the name of a protected set, its anonymiser; empty for original speech."""
-    _, list_kind, rest = re.split("(_enrolls|_trials)", name, maxsplit=1)
+    _, list_kind, subset_and_suffix = re.split("(_enrolls|_trials)", name, maxsplit=1)
     if list_kind == "_enrolls":
-        return rest
-    subset = _SUBSETS.match(rest)
-    return rest if subset is None else rest[subset.end() :]
+        return subset_and_suffix
+    subset = _SUBSETS.match(subset_and_suffix)
+    return subset_and_suffix if subset is None else subset_and_suffix[subset.end() :]
 
 
 def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[ChallengeResult]:

@@ -422,12 +422,12 @@ def _note_guessed_arrays(columns: Mapping[str, Column], container: str | None) -
     guessed = {role: column for role, column in columns.items() if column.alias is not None}
     if all(column.alias == role for role, column in guessed.items()):
         return ()
-    taken: list[str] = []
+    descriptions: list[str] = []
     for role, column in guessed.items():
         name = column.alias if container else column.source
-        taken.append(f"{name} as {role}")
+        descriptions.append(f"{name} as {role}")
     where = f"{container}: " if container else ""
-    return (f"{where}taken {', '.join(taken)}",)
+    return (f"{where}taken {', '.join(descriptions)}",)
 
 
 def _find_encoders(files: EmbeddingFiles, columns: Mapping[str, Column]) -> tuple[Encoder, ...]:

@@ -112,11 +112,11 @@ def _name_groups(report: PrivacyReport, embeddings: Embeddings) -> dict[str, Eva
     """Return the report of each group as that of a system, by the name of the group."""
     groups: dict[str, EvaluatedSystem] = {}
     for label, group_report in report.groups.items():
-        number = int(label)
+        group_index = int(label)
         speakers = embeddings.speakers
         if embeddings.groups is not None:
-            speakers = speakers[embeddings.groups == number]
-        group_name = embeddings.group_names[number]
+            speakers = speakers[embeddings.groups == group_index]
+        group_name = embeddings.group_names[group_index]
         speaker_names = _list_speaker_names(speakers, embeddings.speaker_names)
         groups[group_name] = EvaluatedSystem(
             group_name, group_report, speaker_names, utterances=len(speakers)

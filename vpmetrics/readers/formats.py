@@ -455,22 +455,22 @@ def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
 
 
 def _read_binary_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
-    for number in itertools.count(1):
+    for vector_number in itertools.count(1):
         try:
             name = (read_token(file) or "").strip()
         except UnicodeDecodeError:
             raise InputError(
-                f"expected the name of vector {number}, but got other bytes", path
+                f"expected the name of vector {vector_number}, but got other bytes", path
             ) from None
         if not name:
             return
-        where = f"{path}: vector {number}, {shorten(name)}"
+        where = f"{path}: vector {vector_number}, {shorten(name)}"
         yield name, _read_kaldi_vector(file, where), where
 
 
 def _read_text_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
     # kaldiio takes all numbers of a vector for integers where the first has no point.
-    for number, line in enumerate(file, 1):
+    for line_number, line in enumerate(file, 1):
         words = line.decode(errors="replace").replace("[", " ").replace("]", " ").split()
         if not words:
             continue
@@ -479,8 +479,8 @@ def _read_text_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
         values = pl.Series(fields, dtype=pl.String).cast(pl.Float64, strict=False)
         if not fields or values.has_nulls():
             got = quote(fields[values.is_null().arg_max() or 0]) if fields else "no numbers"
-            raise InputError(f"expected `utterance [ 0.1 ... ]`, but got {got}", path, number)
-        yield name, values.to_numpy().astype(np.float32), f"{path}:{number}"
+            raise InputError(f"expected `utterance [ 0.1 ... ]`, but got {got}", path, line_number)
+        yield name, values.to_numpy().astype(np.float32), f"{path}:{line_number}"
 
 
 def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
@@ -491,22 +491,22 @@ def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
     current_path = None
     archive = file
     with ExitStack() as stack:
-        for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
-            name, _, place = line.strip().partition(" ")
+        for line_number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
+            name, _, archive_and_offset = line.strip().partition(" ")
             if not name:
                 continue
-            if "|" in place:  # Kaldi would run it
-                got = f"the command {quote(place)}"
+            if "|" in archive_and_offset:  # Kaldi would run it
+                got = f"the command {quote(archive_and_offset)}"
                 raise InputError(
-                    f"expected `utterance archive:offset`, but got {got}", path, number
+                    f"expected `utterance archive:offset`, but got {got}", path, line_number
                 )
-            archive_path, offset = _split_offset(place)
+            archive_path, offset = _split_offset(archive_and_offset)
             if archive_path != current_path:
                 stack.close()
-                archive = stack.enter_context(_open_archive(archive_path, path, number))
+                archive = stack.enter_context(_open_archive(archive_path, path, line_number))
                 current_path = archive_path
             archive.seek(offset)
-            where = f"{path}:{number}: {archive_path}:{offset}"
+            where = f"{path}:{line_number}: {archive_path}:{offset}"
             yield name, _read_kaldi_vector(archive, where), where
 
 

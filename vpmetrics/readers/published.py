@@ -259,12 +259,12 @@ def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
         headings = list(row)
         values: dict[str, float] = {}
         for heading in headings[1:]:
-            number = _parse_number(row[heading])
-            if math.isnan(number):
+            value = _parse_number(row[heading])
+            if math.isnan(value):
                 continue
             measure = _normalise_name(heading)
             scale = 100 if "%" in heading else 1
-            values[_MEASURE_OF_NAME.get(measure, measure)] = number / scale
+            values[_MEASURE_OF_NAME.get(measure, measure)] = value / scale
         table[row[headings[0]].strip()] = values
     return table
 
@@ -279,10 +279,11 @@ def compare_with_published(
     published_by_name = {_normalise_name(system): values for system, values in published.items()}
     differences: list[Difference] = []
     for system, values in ours.items():
-        others = published_by_name.get(_normalise_name(system), {})
-        shared = [measure for measure in values if measure in others]
+        published_values = published_by_name.get(_normalise_name(system), {})
+        shared = [measure for measure in values if measure in published_values]
         differences += [
-            Difference(system, measure, values[measure], others[measure]) for measure in shared
+            Difference(system, measure, values[measure], published_values[measure])
+            for measure in shared
         ]
     return differences
 
@@ -295,7 +296,7 @@ def read_published_curves(folder: str | Path) -> list[CurvePoint]:
     points: list[CurvePoint] = []
     for path in sorted(Path(folder).glob("*_results.csv")):
         measure = path.name.removesuffix("_results.csv")
-        for number, row in enumerate(_read_rows(path), start=2):
+        for line_number, row in enumerate(_read_rows(path), start=2):
             try:
                 mean = next(value for key, value in row.items() if key.endswith("_mean"))
                 deviation = next(value for key, value in row.items() if key.endswith("std"))
@@ -313,7 +314,7 @@ def read_published_curves(folder: str | Path) -> list[CurvePoint]:
             except (KeyError, ValueError, StopIteration) as error:
                 expected = "attacker,L,enrollment_speakers,<measure>_mean,<measure>_std,chance"
                 raise InputError(
-                    f"expected columns {expected} ({describe_error(error)})", path, number
+                    f"expected columns {expected} ({describe_error(error)})", path, line_number
                 ) from None
             points.append(point)
     if not points:
