@@ -34,6 +34,7 @@ from vpmetrics._scores.registry import scalar
 from vpmetrics._scores.score_counts import (
     CountedScores,
     ScoresAndSteps,
+    Steps,
     mean_costs_between,
     steps_of_both_signs,
 )
@@ -94,30 +95,31 @@ def group_speakers(data: EvaluationData) -> JackknifeGroups:
     """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data
     is left out once.
     """
-    labels, place = data.speakers.unique(return_inverse=True)
+    labels, label_of_speaker = data.speakers.unique(return_inverse=True)
     if len(labels) <= MOST_GROUPS:
         return split_labels_into_groups(labels)
     # In the order of the speakers, not of their labels.
-    position = torch.arange(len(place), device=place.device)
-    first = torch.full_like(labels, len(place)).scatter_reduce(0, place, position, "amin")
-    return split_labels_into_groups(labels, first.argsort().argsort())
+    num_speakers = len(label_of_speaker)
+    speaker = torch.arange(num_speakers, device=labels.device)
+    first_speaker = torch.full_like(labels, num_speakers)
+    first_speaker = first_speaker.scatter_reduce(0, label_of_speaker, speaker, "amin")
+    return split_labels_into_groups(labels, first_speaker.argsort().argsort())
 
 
 def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
     """Assign ascending labels to groups in a given order; else by labels alone, the same groups for
     every system.
     """
-    number = min(len(labels), MOST_GROUPS)
-    size = len(labels) // max(number, 1)
-    if order is None:
+    num_groups = min(len(labels), MOST_GROUPS)
+    size = len(labels) // max(num_groups, 1)
+    if order is None and num_groups < len(labels):
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(labels), generator=generator).to(labels.device)
+    elif order is None:
         order = torch.arange(len(labels), device=labels.device)
-        if number < len(labels):
-            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(
-                labels.device
-            )
-    return JackknifeGroups(
-        labels, torch.where(order < number * size, order % max(number, 1), number), number, size
-    )
+    group = order % max(num_groups, 1)
+    group_of_label = torch.where(order < num_groups * size, group, num_groups)
+    return JackknifeGroups(labels, group_of_label, num_groups, size)
 
 
 class CountingCells:
@@ -126,47 +128,49 @@ class CountingCells:
     """
 
     def __init__(self, scores: ConditionScores, max_cells: int = _CELLS) -> None:
-        steps, self.trials = scores.counts.ascending, scores.trials
-        share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (
-            2 * steps.nontargets.sum()
-        )
-        number = ((share.cumsum(0) - share) * max_cells).nan_to_num().round(decimals=6).floor()
-        edges = widen(steps.edges)[number[1:] > number[:-1]]
+        steps = scores.counts.ascending
+        self.trials = scores.trials
         with suppress_warnings():
             self.linkability_edges = linkability_edges(scores.trials)
         links = widen(self.linkability_edges)
-        self.edges = torch.cat([edges, links[links.isfinite()]]).unique()
-        low, high = (
-            (self.edges[0], self.edges[-1])
-            if len(self.edges)
-            else self.edges.new_tensor([0.0, 1.0])
-        )
-        self.low, self.scale = (
-            low,
-            (_FINE_BINS - 4) / (high - low).clamp(min=torch.finfo(low.dtype).tiny),
-        )
+        edges = torch.cat([_lay_even_edges(steps, max_cells), links[links.isfinite()]]).unique()
+        low, high = edges.new_tensor([0.0, 1.0])
+        if len(edges):
+            low = edges[0]
+            high = edges[-1]
+        smallest = torch.finfo(low.dtype).tiny
+        self.low = low
+        self.scale = (_FINE_BINS - 4) / (high - low).clamp(min=smallest)
         if len(steps.edges) <= max_cells // 2:
             # Separate few targets from the non-targets just above: PAV of the negated scores needs
             # that edge.
-            self.edges = torch.cat([self.edges, widen(steps.edges) + 2 / self.scale]).unique()
+            edges = torch.cat([edges, widen(steps.edges) + 2 / self.scale]).unique()
+        self.edges = edges
         # A step begins at a target, so a fine bin that contains an edge belongs to the cell above
         # that edge.
         fine_bins = torch.arange(_FINE_BINS, device=low.device)
-        self.cell_of_bin = torch.searchsorted(self.edges, low + fine_bins / self.scale)
-        reached = torch.cat([widen(torch.stack(scores.trials.span_or_nan())), self.edges])
-        bounds = torch.cat([reached.amin()[None], self.edges, reached.amax()[None]])
-        self.values, self.num_cells = (bounds[1:] + bounds[:-1]) / 2, len(self.edges) + 1
+        self.cell_of_bin = torch.searchsorted(edges, low + fine_bins / self.scale)
+        reached = torch.cat([widen(torch.stack(scores.trials.span_or_nan())), edges])
+        bounds = torch.cat([reached.amin()[None], edges, reached.amax()[None]])
+        self.values = (bounds[1:] + bounds[:-1]) / 2
+        self.num_cells = len(edges) + 1
 
     def find_cells(self, scores: Tensor) -> Tensor:
         """Return the cell index of every score, in the shape of ``scores``."""
-        x = (
-            (scores - self.low.to(scores.dtype))
-            .mul_(self.scale.to(scores.dtype))
-            .add_(1)
-            .nan_to_num_()
-        )
-        bins = x.clamp_(0, _FINE_BINS - 1).to(torch.int32)
-        return self.cell_of_bin.index_select(0, bins.flatten()).view(x.shape)
+        place = (scores - self.low.to(scores.dtype)).mul_(self.scale.to(scores.dtype))
+        bins = place.add_(1).nan_to_num_().clamp_(0, _FINE_BINS - 1).to(torch.int32)
+        return self.cell_of_bin.index_select(0, bins.flatten()).view(scores.shape)
+
+
+def _lay_even_edges(steps: Steps, max_cells: int) -> Tensor:
+    """Return the edges of steps at which about equally many trials, of both classes with the same
+    weight, have been passed.
+    """
+    share_of_targets = steps.targets / (2 * steps.targets.sum())
+    share = share_of_targets + steps.nontargets / (2 * steps.nontargets.sum())
+    passed = (share.cumsum(0) - share) * max_cells
+    cell_of_step = passed.nan_to_num().round(decimals=6).floor()
+    return widen(steps.edges)[cell_of_step[1:] > cell_of_step[:-1]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,15 +192,15 @@ class ReplicateCellCounts:
         """The smaller of two numbers of speakers (or groups): with target trials, and with
         non-target trials.
         """
-        return min(
-            int((counts[1:] != counts[:1]).any(1).sum())
-            for counts in (self.targets, self.nontargets)
-        )
+        counts = torch.stack([self.targets, self.nontargets])
+        has_trials = (counts[:, 1:] != counts[:, :1]).any(2)  # (2, G)
+        return int(has_trials.sum(1).amin())
 
     @cached_property
     def measure_input(self) -> ScoresAndSteps:
         """The trials, as score measures take them."""
-        cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
+        cells = self.cells
+        counts = torch.stack([self.nontargets, self.targets])
         costs = partial(mean_costs_between, cells.trials, cells.edges, cells.values)
         trials = CountedScores(cells.values, counts, costs)
         return ScoresAndSteps(
@@ -205,13 +209,11 @@ class ReplicateCellCounts:
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""
-        measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
+        replicates: dict[str, Tensor] = {}
         with suppress_warnings():
-            replicates = {
-                measure.key: measure(self.measure_input)
-                for measure in measures
-                if measure.has_interval
-            }
+            for key in keys:
+                if key in SCORE_MEASURES and SCORE_MEASURES[key].has_interval:
+                    replicates[key] = SCORE_MEASURES[key](self.measure_input)
         return make_jackknife(replicates, self.groups, self.min_speakers_per_class)
 
 
@@ -368,12 +370,14 @@ def differentiate_similarity_by_llr(
     1)``.
     """
     between = summary.between_speakers.nanmean().view(1, 1) if matrix is None else matrix
-    values = summary.within_speaker.nan_to_num(0), between.nan_to_num(0)
-    if similarity == "geometric":
-        within, between = (torch.stack([each, torch.ones_like(each)]) for each in values)
-    else:
-        within, between = (torch.stack([each * (1 - each), 1 - each]) for each in values)
-    return within, between
+
+    def differentiate(values: Tensor) -> Tensor:
+        values = values.nan_to_num(0)
+        if similarity == "geometric":
+            return torch.stack([values, torch.ones_like(values)])
+        return torch.stack([values * (1 - values), 1 - values])
+
+    return differentiate(summary.within_speaker), differentiate(between)
 
 
 def replicate_diagonal_dominance(
@@ -390,34 +394,42 @@ def replicate_diagonal_dominance(
     the trials that are left in it.
     """
     assert counts.similarity_weights is not None
-    calibrated = counts.measure_input.counts.ascending.laplace_llr(2 if has_unordered_pairs else 1)
-    calibrated = logsigmoid(calibrated) if similarity == "geometric" else calibrated
+    ascending = counts.measure_input.counts.ascending
+    calibrated = ascending.laplace_llr(2 if has_unordered_pairs else 1)  # (1 + G, C)
+    if similarity == "geometric":
+        calibrated = logsigmoid(calibrated)
     change = calibrated - calibrated[:1]
+
     own = summary.within_speaker
-    diagonal = torch.stack([own, own.log2(), torch.ones_like(own)]).masked_fill(own.isnan(), 0)
-    by_speaker = torch.cat([diagonal, summary.pair_sums])  # (6, S)
-    totals = by_speaker.sum(1, keepdim=True)
+    within_sums = torch.stack([own, own.log2(), torch.ones_like(own)]).masked_fill(own.isnan(), 0)
+    by_speaker = torch.cat([within_sums, summary.pair_sums])  # (6, S)
     sums_of_speakers = SumsWithoutGroups(
         counts.groups.num_groups, 6, by_speaker.dtype, by_speaker.device
     )
     slot = torch.arange(6, device=by_speaker.device)[:, None].expand_as(by_speaker)
     sums_of_speakers.add(slot, group_of_speaker, values=by_speaker)
-    sums = sums_of_speakers.of_all_and_without_groups().T
-    within, log_within, speakers = sums[:3]
-    # a pair counts for both of its speakers
-    pairs, between, log_between = sums[3:] - totals[3:] / 2
-    gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
-    shares = []
-    for trials, weights, units in zip(
-        (counts.targets, counts.nontargets),
-        counts.similarity_weights,
-        (speakers, pairs),
-        strict=True,
-    ):
-        per_trial = torch.where(trials[0] > 0, weights / trials[0], 0)
-        shares.append(per_trial[:, None] * trials * (units[0] / units)[:, None])
-    moved, log_moved = (change * (shares[0] - shares[1])).sum(-1)
-    return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
+    sums = sums_of_speakers.of_all_and_without_groups().T  # (6, 1 + G)
+    within, log_within, num_speakers = sums[:3]
+    # A pair counts for both of its speakers.
+    num_pairs, between, log_between = sums[3:] - by_speaker[3:].sum(1, keepdim=True) / 2
+    gap = within / num_speakers - between / num_pairs
+    log_gap = log_within / num_speakers - log_between / num_pairs
+
+    within_weights, between_weights = counts.similarity_weights
+    weight_within = _weigh_remaining_trials(counts.targets, within_weights, num_speakers)
+    weight_between = _weigh_remaining_trials(counts.nontargets, between_weights, num_pairs)
+    moved, log_moved = (change * (weight_within - weight_between)).sum(-1)
+    return {"d_diag": (gap + moved).abs(), "d_diag_log": log_gap + log_moved / math.log(2)}
+
+
+def _weigh_remaining_trials(trials: Tensor, weights: Tensor, num_units: Tensor) -> Tensor:
+    """Return the weights ``(2, C)`` of the trials that are left in each cell, ``(2, 1 + G, C)``.
+
+    ``trials`` ``(1 + G, C)``; ``num_units`` ``(1 + G,)``: speakers, or pairs of them, that are left
+    and share the weight of all.
+    """
+    per_trial = torch.where(trials[0] > 0, weights / trials[0], 0)
+    return per_trial[:, None] * trials * (num_units[0] / num_units)[:, None]
 
 
 class Jackknife(NamedTuple):
@@ -748,7 +760,8 @@ def paired_difference(
     first, second = jackknives
     if not first.groups.matches(second.groups):
         raise ValueError("Expected two systems on the same speakers, but got different ones.")
-    value, ratio = widen(values[0]) - widen(values[1]), first.groups.kept_over_dropped
+    value = widen(values[0]) - widen(values[1])
+    ratio = first.groups.kept_over_dropped
     replicates = value + first.changes[key] - second.changes[key]
     bias = torch.as_tensor(first.bias.get(key, 0.0)) - second.bias.get(key, 0.0)
     ends = jackknife_interval(value, replicates, confidence, kept_over_dropped=ratio, bias=bias)
