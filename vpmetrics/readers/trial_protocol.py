@@ -416,8 +416,11 @@ def add_attacks_and_matrices(
     metric = VoicePrivacy(
         scoring=scoring, enrolment="speaker", intervals=confidence, attacks=attacks, metrics="all"
     )
-    with show_progress(f"attacking {system.name}"), collect_notes(notes):
+    warned: list[str] = []
+    with show_progress(f"attacking {system.name}"), collect_notes(warned):
         report, groups = _report_all_pairs(embeddings, metric, has_original=not unpaired)
+    # Without originals, a note says that OO and OP have no trials.
+    notes += [text for text in warned if not (unpaired and text.startswith("There are no trials"))]
     condition = "PP" if unpaired else "OP"
     if is_attacked and math.isnan(float(report.scalars[scalar_key(condition, "d_ece_strongest")])):
         no_attacks = "there are too few speakers"

@@ -10,7 +10,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vpmetrics._scores.registry import CI_SUFFIXES, bare_population_keys, hidden_conditions
+from vpmetrics._scores.registry import (
+    CI_SUFFIXES,
+    bare_population_keys,
+    hidden_conditions,
+    is_extrapolated,
+    scalar_key,
+)
 from vpmetrics.report.privacy_report import ConditionReport, EvaluatedSystem
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ class Rate:
     """How often somebody is found among some people, as a share, and what chance gives.
 
     ``key``: that of the number, without its condition. ``name``: what happens to the person.
+    ``is_extrapolated``: whether there are more people than enrolled speakers.
     """
 
     key: str
@@ -49,6 +56,7 @@ class Rate:
     low: float
     high: float
     chance: float
+    is_extrapolated: bool = False
 
 
 def name_attacker(strongest: FusedResult) -> str:
@@ -74,7 +82,8 @@ def _read_rate(
         system.get_or_nan(f"{key}{end}", search.condition) for end in ("", *CI_SUFFIXES)
     )
     name = "singled out" if key.startswith("singling_out") else "found"
-    return Rate(key, name, people, search, value, low, high, chance)
+    is_guessed = is_extrapolated(scalar_key(search.condition, key), system.scalars)
+    return Rate(key, name, people, search, value, low, high, chance, is_guessed)
 
 
 def _count_speakers(system: EvaluatedSystem) -> int:

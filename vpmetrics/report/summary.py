@@ -301,7 +301,8 @@ def describe_people(system: EvaluatedSystem) -> str:
 
 def has_embeddings(system: EvaluatedSystem) -> bool:
     """Return whether a system was measured by embeddings, not by given scores."""
-    return any(report.identification for report in system.report.conditions.values())
+    has_ranks = any(report.identification for report in system.report.conditions.values())
+    return has_ranks or bool(system.report.attacks)
 
 
 def sort_checks(checks: Iterable[Check]) -> list[Check]:
@@ -526,13 +527,16 @@ def rate_lines(rates: Sequence[Rate]) -> list[str]:
     lines = [head]
     for rate in rates:
         search = rate.search
+        share = show_share(rate.value)
+        if rate.is_extrapolated:
+            share = f"≈ {share}"
         gallery = f"{search.gallery:,}" if search.gallery else DASH
         if search.distractors:
             gallery += f", {search.distractors:,} untested"
         lines.append(
             _join_rate_columns(
                 f"{search.condition} {rate.name}".strip(),
-                show_share(rate.value),
+                share,
                 f"{rate.people:,}",
                 gallery,
                 f"{search.utterances}",

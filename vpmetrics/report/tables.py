@@ -272,8 +272,7 @@ def _table_of_rates(system: EvaluatedSystem) -> Table:
     for rate in rates:
         search = rate.search
         cell = value_cell(entry, rate.value, rate.low, rate.high)
-        key = scalar_key(search.condition, rate.key)
-        if is_extrapolated(key, system.scalars):
+        if rate.is_extrapolated:
             cell = cell._replace(text=f"≈ {cell.text}")
         error = system.get_or_nan(f"{rate.key}_error", search.condition)
         if not math.isnan(error):
