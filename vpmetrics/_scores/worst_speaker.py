@@ -417,42 +417,61 @@ def find_worst_speaker(
         :class:`WorstSpeaker`; NaN where no speaker has trials of both kinds, and chance and p are
         NaN for fewer than 20 different permutations.
     """
-    # As the speakers are, and then permuted.
-    largest_by_draw = torch.full((1 + DRAWS,), -torch.inf, dtype=torch.float64, device="cpu")
-    disclosure = torch.full((len(labels),), -torch.inf, dtype=torch.float64, device="cpu")
-    log_permutations = 0.0
+    largest = _LargestDisclosures(labels.cpu())
     for folds in rows_by_condition:
-        log_permutations_of_condition = 0.0
+        log_permutations = 0.0
         for fold, rows in enumerate(folds):
             if len(rows.enrolment) == 0 or len(rows.test) == 0:
                 continue
             if not bool(rows.enrolment_rows.isfinite().all() & rows.test_rows.isfinite().all()):
-                undefined = torch.full_like(disclosure, torch.nan)
-                return WorstSpeaker(math.nan, -1, math.nan, math.nan, undefined)
+                return _LargestDisclosures(labels.cpu()).find_worst_speaker()
             of_speakers = _index_speakers(rows)
             edges = lay_cells(of_speakers)
             # The same permutations in every condition.
             for counts in _count_speakers(of_speakers, edges, DRAWS, _SEED + fold):
-                values = _better_sign_disclosure(counts.targets, counts.nontargets)
-                values = values.cpu().nan_to_num(-torch.inf)
-                speaker_labels = of_speakers.label[counts.speakers].cpu()
-                index = torch.searchsorted(labels.cpu(), speaker_labels)
-                disclosure[index] = torch.maximum(disclosure[index], values[0])
-                largest_by_draw = torch.maximum(largest_by_draw, values.amax(1))
-                log_permutations_of_condition += counts.log_permutations
-        log_permutations = max(log_permutations, log_permutations_of_condition)
-    by_speaker = torch.where(disclosure.isfinite(), disclosure, torch.nan)
-    if not bool(disclosure.isfinite().any()):
-        return WorstSpeaker(math.nan, -1, math.nan, math.nan, by_speaker)
-    value, worst_place = disclosure.max(0)
-    chance = p = math.nan
-    by_chance = largest_by_draw[1:]
-    if log_permutations >= math.log(FEWEST_PERMUTATIONS) and bool(by_chance.isfinite().all()):
-        chance = float(by_chance.mean())
-        # Rounding of equal disclosures must not decide.
-        num_as_large = int((by_chance >= value - 1e-9).sum())
-        p = (1 + num_as_large) / (DRAWS + 1)
-    return WorstSpeaker(float(value), int(worst_place), chance, p, by_speaker)
+                largest.add(counts, of_speakers.label[counts.speakers])
+                log_permutations += counts.log_permutations
+        largest.log_permutations = max(largest.log_permutations, log_permutations)
+    return largest.find_worst_speaker()
+
+
+class _LargestDisclosures:
+    """The largest disclosures over conditions and folds that were counted so far.
+
+    ``of_speaker`` ``(S,)``: of every speaker; ``by_draw`` ``(1 + K,)``: of all speakers as they
+    are, and then permuted. ``log_permutations``: logarithm of the number of different ones.
+    """
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+        self.of_speaker = torch.full((len(labels),), -torch.inf, dtype=torch.float64, device="cpu")
+        self.by_draw = torch.full((1 + DRAWS,), -torch.inf, dtype=torch.float64, device="cpu")
+        self.log_permutations = 0.0
+
+    def add(self, counts: _Counts, speaker_labels: Tensor) -> None:
+        """Add the trials of some speakers."""
+        disclosure = _better_sign_disclosure(counts.targets, counts.nontargets)
+        disclosure = disclosure.cpu().nan_to_num(-torch.inf)
+        index = torch.searchsorted(self.labels, speaker_labels.cpu())
+        self.of_speaker[index] = torch.maximum(self.of_speaker[index], disclosure[0])
+        self.by_draw = torch.maximum(self.by_draw, disclosure.amax(1))
+
+    def find_worst_speaker(self) -> WorstSpeaker:
+        """Return the speaker who discloses most, and how often permuted ones do as much."""
+        known = torch.where(self.of_speaker.isfinite(), self.of_speaker, torch.nan)
+        if not bool(self.of_speaker.isfinite().any()):
+            return WorstSpeaker(math.nan, -1, math.nan, math.nan, known)
+        disclosure, place = self.of_speaker.max(0)
+        by_chance = self.by_draw[1:]
+        chance = math.nan
+        p_value = math.nan
+        is_enough = self.log_permutations >= math.log(FEWEST_PERMUTATIONS)
+        if is_enough and bool(by_chance.isfinite().all()):
+            chance = float(by_chance.mean())
+            # Rounding of equal disclosures must not decide.
+            num_as_large = int((by_chance >= disclosure - 1e-9).sum())
+            p_value = (1 + num_as_large) / (DRAWS + 1)
+        return WorstSpeaker(float(disclosure), int(place), chance, p_value, known)
 
 
 def linkability_by_chance(rows: TrialRows, edges: Tensor) -> Tensor:

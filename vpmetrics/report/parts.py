@@ -475,9 +475,9 @@ def _measure_conversations(
     scored: ConversationScores, groups: JackknifeGroups | None, num_signs: int
 ) -> list[_ScoredConversations]:
     """Return the numbers of conversations for scores and, with two signs, for negated scores."""
-    edges = lay_edges_at_targets(
-        [scored.scores[scored.is_target], scored.chance_scores[scored.is_chance_target]]
-    )
+    target_scores = scored.scores[scored.is_target]
+    chance_target_scores = scored.chance_scores[scored.is_chance_target]
+    edges = lay_edges_at_targets([target_scores, chance_target_scores])
     num_cells = len(edges) + 1
     # Trials and then trials by chance; non-targets and then targets.
     counts = torch.zeros(2, 2, num_cells, dtype=torch.int64, device=edges.device)
@@ -487,10 +487,10 @@ def _measure_conversations(
     add_counts(counts[1].view(-1), chance_cell + num_cells * scored.is_chance_target)
     both_signs = torch.stack([counts, counts.flip(-1)][:num_signs], dim=1)  # (2, signs, 2, C)
     nontargets, targets = widen(both_signs).unbind(2)
-    has_nan = scored.scores.isnan().any() | scored.chance_scores.isnan().any()
     steps = Steps(edges, targets, nontargets)
+    has_nan = scored.scores.isnan().any() | scored.chance_scores.isnan().any()
     disclosure, chance = torch.where(has_nan, torch.nan, expected_disclosure(steps))
-    found = torch.where(has_nan, torch.nan, found_among_of_steps(steps))[0]
+    found, _ = torch.where(has_nan, torch.nan, found_among_of_steps(steps))
     replicates: list[Jackknife | None] = [None] * num_signs
     if groups is not None and not bool(disclosure[0].isnan()):
         replicates = _replicate_conversations(scored, groups, cell, num_cells, num_signs)
@@ -510,8 +510,8 @@ def _replicate_conversations(
     num_signs: int,
 ) -> list[Jackknife | None]:
     """Return the replicates of the numbers of conversations, for scores and for negated scores."""
-    place = torch.searchsorted(groups.labels, scored.labels.contiguous())
-    enrolment_group, test_group = groups.group_of_label[place]
+    label_index = torch.searchsorted(groups.labels, scored.labels.contiguous())
+    enrolment_group, test_group = groups.group_of_label[label_index]
 
     def count_class(is_of_class: Tensor) -> Tensor:
         sums = SumsWithoutGroups(groups.num_groups, num_cells, torch.int64, cell.device)
@@ -595,5 +595,5 @@ def compute_calibration(
 
 def _replicate_c_ece(run: ScoredTrials, groups: JackknifeGroups) -> Tensor:
     """Return C_ECE of calibrated trials of all speakers and without each group, ``(1 + G,)``."""
-    places = torch.searchsorted(groups.labels, run.speakers_or_raise().contiguous())
-    return run._replace(speakers=places).replicate_costs("c_ece", run.scores, groups)
+    speaker_index = torch.searchsorted(groups.labels, run.speakers_or_raise().contiguous())
+    return run._replace(speakers=speaker_index).replicate_costs("c_ece", run.scores, groups)

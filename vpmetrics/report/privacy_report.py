@@ -91,8 +91,9 @@ class ConditionReport:
 
 
 class TransferredCalibration(NamedTuple):
-    """Scores calibrated on those of another run: the report of that run, and the ratios by kind of
-    calibration.
+    """Scores calibrated on those of another run.
+
+    ``other``: the report of that run; ``llr``: the ratios by kind of calibration.
     """
 
     other: ConditionReport
@@ -318,8 +319,9 @@ def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
 def _largest_of_conditions(
     conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the numbers of the headline that are the largest of the conditions in which speakers
-    should be hidden.
+    """Return the numbers of the headline that are the largest of some conditions.
+
+    They are the conditions in which speakers should be hidden.
     """
     values = {}
     keys = disclosure_keys(conditions, scalars)
@@ -330,13 +332,13 @@ def _largest_of_conditions(
             widen(next(iter(scalars.values())).detach()), torch.nan
         )
     for name, key in LARGEST_KEYS.items():
-        known = [scalar_key(condition, key) for condition in hidden_conditions(conditions)]
-        known = [each for each in known if each in scalars]
+        keys = [scalar_key(condition, key) for condition in hidden_conditions(conditions)]
+        keys = [computed_key for computed_key in keys if computed_key in scalars]
         largest = largest_key(conditions, scalars, key)
         if largest is not None:
             values[name] = widen(scalars[largest])
-        elif known:
-            values[name] = torch.full_like(widen(scalars[known[0]]), torch.nan)
+        elif keys:
+            values[name] = torch.full_like(widen(scalars[keys[0]]), torch.nan)
     return values
 
 
