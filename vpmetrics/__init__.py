@@ -1,5 +1,6 @@
-"""How well a voice anonymiser hides who is speaking: metrics for PyTorch, in the manner of
-TorchMetrics.
+"""How well a voice anonymiser hides who is speaking.
+
+Metrics for PyTorch, in the manner of TorchMetrics.
 """
 
 from importlib import import_module

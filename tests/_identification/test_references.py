@@ -10,8 +10,9 @@ from vpmetrics._identification import references
 
 
 def voices(counts, width=16):
-    """Protected and original utterances of speakers with so many utterances each, and their
-    speakers.
+    """Protected and original utterances of speakers, and their speakers.
+
+    Each speaker has so many utterances.
     """
     generator = torch.Generator().manual_seed(0)
     speakers = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))

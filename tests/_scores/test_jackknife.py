@@ -1,5 +1,6 @@
-"""The leave-one-speaker-out jackknife: replicates are what is measured without a speaker, and
-intervals follow.
+"""The leave-one-speaker-out jackknife.
+
+Replicates are what is measured without a speaker, and intervals follow.
 """
 
 import math

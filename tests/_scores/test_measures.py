@@ -1,6 +1,4 @@
-"""Score measures: the true-positive rate at a false-positive rate, ties included, and what every
-entry promises.
-"""
+"""Score measures: the true-positive rate, ties included, and what every entry promises."""
 
 import math
 

@@ -1,5 +1,6 @@
-"""The loop over pairs: every trial once, whatever the block size, the number of ranks, sessions and
-groups.
+"""The loop over pairs: every trial once.
+
+Whatever the block size, the number of ranks, sessions and groups.
 """
 
 from itertools import combinations, permutations, product

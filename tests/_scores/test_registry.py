@@ -1,5 +1,6 @@
-"""One table of numbers: what the suite returns, what a budget may limit, and how people read
-them.
+"""One table of numbers.
+
+What the suite returns, what a budget may limit, and how people read them.
 """
 
 import math

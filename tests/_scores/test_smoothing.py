@@ -1,5 +1,6 @@
-"""The differentiable surrogate of PAV: how near it comes to the exact value and to the truth, and
-its gradient.
+"""The differentiable surrogate of PAV.
+
+How near it comes to the exact value and to the truth, and its gradient.
 """
 
 import math
@@ -33,8 +34,9 @@ MEASURES = {
 
 
 def population_d_ece(distance):
-    """D_ECE of N(distance, 1) against N(0, 1), whose log-likelihood ratio is linear in the
-    score.
+    """D_ECE of N(distance, 1) against N(0, 1).
+
+    The log-likelihood ratio is linear in the score.
     """
 
     def bits(x):

@@ -1,5 +1,6 @@
-"""Who is protected worst: disclosure of every speaker, by hand, by a loop, and adding up to that of
-all.
+"""Who is protected worst.
+
+Disclosure of every speaker, by hand, by a loop, and adding up to that of all.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""What attacks fitted on other speakers must find, what they must not, and that nothing but the
-data decides.
+"""What attacks fitted on other speakers must find, and what they must not.
+
+Nothing but the data decides.
 """
 
 import copy
@@ -530,8 +531,9 @@ def test_each_encoder_learns_from_what_it_observed():
 
 
 def encoders_that_err_independently(seed, leak=0.3, speakers=30, utterances=10, width=48):
-    """Three encoders of the same speech; each hears every speaker in its own way, with noise of its
-    own.
+    """Three encoders of the same speech.
+
+    Each hears every speaker in its own way, with noise of its own.
     """
     draw = torch.Generator().manual_seed(seed)
     names = torch.arange(speakers).repeat_interleave(utterances)

@@ -1,6 +1,4 @@
-"""Attribute disclosure: hand-made extremes, chance, what is erased, invariance, and intervals that
-refit.
-"""
+"""Attribute disclosure: extremes by hand, chance, what is erased, intervals that refit."""
 
 import pytest
 import torch

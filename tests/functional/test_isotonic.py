@@ -1,5 +1,6 @@
-"""Isotonic regression and PAV log-likelihood ratios against other implementations, and at their
-edges.
+"""Isotonic regression and PAV log-likelihood ratios against other implementations.
+
+And at their edges.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""Local information disclosure: the worked example, what EER does not see, slopes, and embeddings
-in blocks.
+"""Local information disclosure.
+
+The worked example, what EER does not see, slopes, and embeddings in blocks.
 """
 
 import math
@@ -238,8 +239,9 @@ def test_constant_features_disclose_nothing(dtype):
 @pytest.mark.parametrize("count", [2, 30, 5000])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_slope_of_two_separated_references_is_log_of_the_trial_count(count, sign):
-    """Standardised, scores are 1 and -1 but for rounding; of n trials and one the other way round,
-    it is log n.
+    """Standardised, scores are 1 and -1 but for rounding.
+
+    Of n trials and one the other way round, it is log n.
     """
     draw = torch.Generator().manual_seed(0)
     scores = (

@@ -21,8 +21,9 @@ from vpmetrics.functional import (
 
 
 def counts_at(first, third=None):
-    """800 inputs on 40 ranks: so many at rank 1, perhaps so many at rank 3, and the others spread
-    evenly.
+    """800 inputs on 40 ranks.
+
+    So many at rank 1, perhaps so many at rank 3, and the others spread evenly.
     """
     rest = (800 - first - (third or 0)) / (39 if third is None else 38)
     return torch.tensor(

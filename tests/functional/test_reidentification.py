@@ -94,8 +94,9 @@ def test_rate_passes_gradcheck():
 
 
 def isolated(seed, number=7, counts=(1, 3, 2, 2, 1, 3, 2), width=3):
-    """References, conversations with the one that is tested, and the scores as the reference wants
-    them.
+    """References, conversations with the one that is tested, and the scores.
+
+    As the reference wants them.
     """
     draw = np.random.default_rng(seed)
     references = draw.normal(size=(number, width))

@@ -1,5 +1,6 @@
-"""Scores and labels of embeddings: every trial once, block by block, shared by processes, and with
-a gradient.
+"""Scores and labels of embeddings.
+
+Every trial once, block by block, shared by processes, and with a gradient.
 """
 
 import math
@@ -113,8 +114,9 @@ def test_one_speaker_without_pairs_has_no_trials():
 
 
 def count_own_blocks(rank, world, folder):
-    """Each rank scores its share of the blocks of the same embeddings; the histograms are added up
-    once.
+    """Each rank scores its share of the blocks of the same embeddings.
+
+    The histograms are added up once.
     """
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world

@@ -38,8 +38,9 @@ class _Tails(NamedTuple):
 
 
 def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
-    r"""Fit a beta-binomial distribution of the rank by maximum likelihood, keeping the share at
-    rank 1.
+    r"""Fit a beta-binomial distribution of the rank by maximum likelihood.
+
+    The share at rank 1 is kept.
 
     .. math::
         \gamma_{k+1} = \binom{n}{k} \frac{B(k + \alpha,\, n - k + \beta)}{B(\alpha, \beta)}, \quad
@@ -97,8 +98,9 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
 
 
 def _log_probabilities(log_a: Tensor, log_b: Tensor, n: int) -> Tensor:
-    """Return the log probabilities of 0 ... n up to a constant, ``(..., n + 1)``, for ln alpha and
-    ln beta ``(...)``.
+    """Return the log probabilities of 0 ..
+
+    N up to a constant, ``(..., n + 1)``, for ln alpha and ln beta ``(...)``.
 
     Sums of the logarithms of consecutive ratios, because differences of log-gammas cancel for large
     parameters.
@@ -118,8 +120,9 @@ def _tails_of_shares(shares: Tensor) -> _Tails:
 
 
 def _coarsen_tails(tails: _Tails) -> _Tails:
-    """Approximate tails by groups of neighbouring offsets, the larger the farther: 1,000 groups for
-    10,000 ranks.
+    """Approximate tails by groups of neighbouring offsets, the larger the farther.
+
+    1,000 groups for 10,000 ranks.
     """
     group = (_RESOLUTION * (tails.offset / _RESOLUTION).log1p()).ceil().long()
     length = int(_RESOLUTION * math.log1p((len(group) - 1) / _RESOLUTION)) + 2
@@ -133,8 +136,9 @@ def _coarsen_tails(tails: _Tails) -> _Tails:
 
 
 def _log_likelihood(tails: _Tails, log_a: Tensor, log_b: Tensor) -> Tensor:
-    """Return the mean of ln gamma without the binomial coefficients: rising factorials, factor by
-    factor.
+    """Return the mean of ln gamma without the binomial coefficients.
+
+    Rising factorials, factor by factor.
     """
     alpha = log_a.exp().unsqueeze(-1)
     beta = log_b.exp().unsqueeze(-1)
@@ -172,8 +176,9 @@ def _derive_log_likelihood(tails: _Tails, log_a: Tensor, log_b: Tensor) -> _Deri
 
 
 def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best,
-    for each histogram.
+    """Return the best (ln alpha, ln beta) of a grid for each histogram.
+
+    The grid over alpha is narrowed around the best.
     """
     first_share = shares[..., :1]
     tails = _coarsen_tails(_tails_of_shares(shares.unsqueeze(-2)))
@@ -190,8 +195,9 @@ def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _beta_for_first_share(log_a: Tensor, first_share: Tensor, tails: _Tails) -> Tensor:
-    """Return the ln beta that gives rank 1 its share, or, where that share is 0, the likeliest
-    one.
+    """Return the ln beta that gives rank 1 its share.
+
+    Where that share is 0, it is the likeliest one.
     """
     alpha = log_a.exp().unsqueeze(-1)
     has_first_rank = first_share > 0
@@ -211,8 +217,9 @@ def _beta_for_first_share(log_a: Tensor, first_share: Tensor, tails: _Tails) -> 
 
 
 def _improve_by_newton(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return ln alpha and ln beta after one Newton step on the conditions of the optimum, from a
-    point close to it.
+    r"""Return ln alpha and ln beta after one Newton step.
+
+    It goes to the conditions of the optimum, from a point close to it.
 
     The conditions are the constraint :math:`c = \ln \gamma_1 - \ln h_1 = 0` and, along the curve on
     which it holds, no slope of the likelihood. Without the constraint the curve is the ridge on

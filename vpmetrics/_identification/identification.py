@@ -1,5 +1,6 @@
-"""Ranks and local information of every input, from one pass over its scores, and their jackknife
-replicates.
+"""Ranks and local information of every input, from one pass over its scores.
+
+Their jackknife replicates come from the same pass.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ def identify_condition(
     distractors: Tensor | None = None,
     **options: Any,
 ) -> list[Identification]:
-    """Return :func:`identify` of each group with two references; of the first where no group has
-    two.
+    """Return :func:`identify` of each group with two references.
+
+    Of the first where no group has two.
     """
     every = [form_condition_trials(part, condition, distractors) for part in data.by_group()]
     # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
@@ -85,8 +87,10 @@ def identify(
     bandwidth: float | None = None,
     groups: JackknifeGroups | None = None,
 ) -> Identification:
-    """Return ranks and local information; bits, and the histogram with ``bandwidth``, carry a
-    gradient. With ``groups`` also their replicates.
+    """Return ranks and local information.
+
+    Bits, and the histogram with ``bandwidth``, carry a gradient. With ``groups`` also their
+    replicates.
     """
     num_references = trials.num_references
     columns = trials.column[None]
@@ -142,8 +146,9 @@ def identify(
 
 
 def _rotate_columns(trials: IdentificationTrials) -> Tensor:
-    """Return the column of each input's speaker, and then those of permuted speakers, ``(K, B)``:
-    the next speakers with trials, for the chance level.
+    """Return the column of each input's speaker, and then those of permuted speakers, ``(K, B)``.
+
+    The next speakers with trials, for the chance level.
     """
     order = order_references(trials)
     place = order.argsort()[trials.column]
@@ -170,8 +175,9 @@ def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
 
 
 class CentredScores(NamedTuple):
-    """Scores ``(b, N)`` of inputs less the mean of each row, with mean and deviation ``(b, 1)``,
-    which is infinite where it is rounding.
+    """Scores ``(b, N)`` of inputs less the mean of each row.
+
+    Mean and deviation are ``(b, 1)``; a deviation that is rounding is infinite.
     """
 
     scores: Tensor
@@ -180,8 +186,9 @@ class CentredScores(NamedTuple):
 
 
 def standardize_scores(scores: Tensor) -> Tensor:
-    """Return scores ``(P, N)`` with mean 0 and population standard deviation 1 in each row; equal
-    ones stay at 0.
+    """Return scores ``(P, N)`` with mean 0 and population standard deviation 1 in each row.
+
+    Equal ones stay at 0.
     """
     wide = widen(scores)
     unit = torch.finfo(at_least_float32(scores).dtype).eps
@@ -202,8 +209,9 @@ def centre_rows(scores: Tensor, rounding: Tensor) -> CentredScores:
 def _cross_fit_slopes(
     trials: IdentificationTrials, scoring: Scoring, true_columns: Tensor
 ) -> Tensor:
-    """Return the slope of each input, fitted on other speakers, for true columns ``(K, B)``, in
-    their shape.
+    """Return the slope of each input, fitted on other speakers.
+
+    True columns ``(K, B)`` give slopes of the same shape.
     """
     count, num_references = len(trials.inputs), trials.num_references
     if num_references < 2 or count == 0:
@@ -238,8 +246,9 @@ def _cross_fit_slopes(
 def _histogram_of_soft_ranks(
     trials: IdentificationTrials, scoring: Scoring, bandwidth: float
 ) -> Tensor:
-    """Return the histogram of soft ranks, sums of sigmoids; an input between two ranks is shared by
-    them.
+    """Return the histogram of soft ranks, sums of sigmoids.
+
+    An input between two ranks is shared by them.
     """
     references = trials.num_references
     histogram = trials.references.sums.new_zeros(references)
@@ -263,8 +272,10 @@ def _histogram_of_soft_ranks(
 
 
 def count_above_tied_nan(block: ScoreRows, matches: Tensor) -> Tensor:
-    """Return numbers of references above the score of each input and tied with it, and whether a
-    score is NaN, ``(K, 3, b)``, for scores of one or several own speakers ``(K, b, 1)``.
+    """Return how many references score above each input, and how many tie with it.
+
+    The third row of ``(K, 3, b)`` tells whether a score is NaN. There is one own speaker of each
+    input, or several, with scores ``(K, b, 1)``.
     """
     # The largest of a row shows a NaN in a fraction of the time it takes to check each score.
     has_nan = block.scores.detach().amax(dim=1).isnan()
@@ -281,8 +292,9 @@ def count_above_tied_nan(block: ScoreRows, matches: Tensor) -> Tensor:
 
 
 def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
-    """Return inputs per rank, ``(K, N)``, from :func:`count_above_tied_nan` of all inputs, ``(K, 3,
-    B)``.
+    """Return the number of inputs per rank, ``(K, N)``.
+
+    It comes from :func:`count_above_tied_nan` of all inputs, ``(K, 3, B)``.
 
     The mass of an input is spread over the ranks it is tied for: a step up before them and a step
     down after, in integers, so that the order of additions changes nothing.
@@ -303,8 +315,9 @@ def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
 
 
 def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
-    r"""Return what each input's rank discloses, :math:`\log_2 (N \gamma_j)`, the mean over the
-    ranks it is tied for.
+    r"""Return the bits that each input's rank discloses, :math:`\log_2 (N \gamma_j)`.
+
+    An input with ties has the mean over the ranks it is tied for.
     """
     counts, ranks = widen(histogram), len(histogram)
     if ranks < 2:
@@ -359,8 +372,9 @@ def _expected_mean_d(num_inputs: int, ranks: int) -> float:
 
 
 class IdentificationReplicates(NamedTuple):
-    """Rank histograms and sums of local information of all speakers, then without each jackknife
-    group.
+    """Rank histograms and sums of local information.
+
+    First those of all speakers, then those without each jackknife group.
     """
 
     histograms: Tensor  # (1 + G, N), the last ranks empty where references are left out
@@ -483,8 +497,9 @@ def add_padded_histograms(histograms: Sequence[Tensor]) -> Tensor:
 
 
 def mean_over_groups(values: Sequence[dict[str, Tensor]], inputs: Tensor) -> dict[str, Tensor]:
-    """Return the mean over the inputs ``(g,)`` or ``(g, R)`` of all groups; of ``max_d`` the
-    largest.
+    """Return the mean over the inputs ``(g,)`` or ``(g, R)`` of all groups.
+
+    Of ``max_d`` the largest.
     """
     if len(values) == 1:
         return values[0]

@@ -1,5 +1,6 @@
-"""Re-identification in a population: conversations of several utterances, and who is found among N
-people.
+"""Re-identification in a population.
+
+Conversations of several utterances, and who is found among N people.
 
 Vauquier et al., "Legally validated evaluation framework for voice anonymization", Interspeech 2025.
 """
@@ -48,8 +49,9 @@ class ConversationProtocol(NamedTuple):
 
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
-    """Return rows of conversations of ``length`` utterances each, ``(C, length)``; incomplete ones
-    are dropped.
+    """Return rows of conversations of ``length`` utterances each, ``(C, length)``.
+
+    Incomplete ones are dropped.
     """
     order = lexsort_columns(places, groups)
     _, counts = torch.unique_consecutive(groups[order], return_counts=True)
@@ -72,8 +74,9 @@ def average_members(embeddings: Tensor, members: Tensor) -> Tensor:
 def form_enrolment_and_conversations(
     data: EvaluationData, protocol: ConversationProtocol
 ) -> tuple[Utterances, Utterances]:
-    """Return the utterances whose speakers the attacker knows, and conversations of unknown
-    speakers.
+    """Return utterances of known speakers, and conversations of unknown ones.
+
+    The attacker knows the speakers of the first.
     """
     condition = protocol.condition
     enrolment, test = data.sides(condition, references_per="utterance")
@@ -138,8 +141,9 @@ def _least_by_recording(values: Tensor, recording_of_row: Tensor, num_recordings
 
 
 def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
-    """Return the side called ``name`` with embeddings mapped by the attack; as it is without
-    one.
+    """Return the side called ``name`` with embeddings mapped by the attack.
+
+    As it is without one.
     """
     if attack is None:
         return side
@@ -154,8 +158,9 @@ def reidentification_rates(
     sizes: Sequence[int],
     is_extrapolated: bool = True,
 ) -> dict[str, Tensor]:
-    """Return how often the speaker of a conversation comes first among N people of their part of
-    the data.
+    """Return how often the speaker of a conversation comes first among N people.
+
+    All are of one part of the data.
     """
     rates, weights = [], []
     for data, protocol in parts:
@@ -171,8 +176,9 @@ def reidentification_rates(
 
 
 def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    """Return means over groups with a value, by weight ``(g,)``, and their errors; of ``gallery``
-    the least.
+    """Return means over groups with a value, by weight ``(g,)``, and their errors.
+
+    Of ``gallery`` the least.
     """
     if len(parts) == 1:
         return parts[0]
@@ -190,8 +196,9 @@ def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[s
 
 
 def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-    """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from the ranks ``(M,)`` among all
-    references.
+    """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from ranks ``(M,)``.
+
+    Ranks are among all references.
     """
     people, counts = len(histogram), widen(histogram)
     shares = counts / counts.sum()
@@ -223,8 +230,9 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
 
 
 def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the rank-1 rate of each gallery size, ``(..., sizes)``, from the share of inputs per
-    rank ``(..., M)``.
+    """Return the rank-1 rate of each gallery size, ``(..., sizes)``.
+
+    The share of inputs per rank is ``(..., M)``.
     """
     people = rank_shares.shape[-1]
     left = people - torch.arange(1, people, dtype=rank_shares.dtype, device=rank_shares.device)
@@ -236,8 +244,9 @@ def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the rank-1 rates among more people than there are references, from a beta-binomial fit
-    to the ranks.
+    """Return the rank-1 rates among more people than there are references.
+
+    They follow from a beta-binomial fit to the ranks.
     """
     people, is_certain = len(rank_shares), rank_shares[0] >= 1
     fit = fit_beta_binomial(rank_shares)
@@ -252,8 +261,9 @@ def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
-    """Return the logarithm of Gamma(y + a) / Gamma(y) by Stirling's series: differences of lgamma
-    cancel.
+    """Return the logarithm of Gamma(y + a) / Gamma(y) by Stirling's series.
+
+    Differences of lgamma cancel.
     """
     near, far = 1 / y, 1 / (y + a)
     series = (far - near) / 12 - (far**3 - near**3) / 360 + (far**5 - near**5) / 1260
@@ -265,8 +275,9 @@ def replicate_rates(
     sizes: Sequence[int],
     groups: JackknifeGroups,
 ) -> dict[str, Tensor]:
-    """Return rates of all speakers, then without each group, ``(1 + G,)``, for sizes that need no
-    extrapolation.
+    """Return rates of all speakers, then without each group, ``(1 + G,)``.
+
+    Only for sizes that need no extrapolation.
     """
     formed = [
         (form_population_trials(data, protocol), protocol.scoring) for data, protocol in parts
@@ -295,8 +306,9 @@ def replicate_rates(
 
 @dataclass(frozen=True, eq=False)
 class PopulationRates:
-    """How often speakers of a condition are identified, by size of the gallery and utterances per
-    conversation.
+    """How often speakers of a condition are identified.
+
+    By size of the gallery and utterances per conversation.
     """
 
     data: EvaluationData
@@ -312,8 +324,9 @@ class PopulationRates:
     def after_strongest_attack(
         self, sizes: Sequence[int], utterances: int = 1
     ) -> dict[str, Tensor]:
-        """Return the same by the fused attacker; NaN for more people than a fold of speakers
-        has.
+        """Return the same by the fused attacker.
+
+        NaN for more people than a fold of speakers has.
         """
         # People are searched among their fold, since the attack has seen all others.
         if parts := self._attacked_folds(utterances):
@@ -346,8 +359,9 @@ class PopulationRates:
         return plain | {f"{key}_strongest": value for key, value in attacked.items()}
 
     def median_num_test_utterances(self) -> int:
-        """Return the median number of test utterances per speaker (per speaker and session, if
-        known), rounded down.
+        """Return the median number of test utterances per speaker, rounded down.
+
+        Where sessions are known, per speaker and session.
         """
         _, test = form_enrolment_and_conversations(self.data, self.protocol)
         counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])

@@ -1,5 +1,6 @@
-"""Identification trials: every input against one reference per speaker, in blocks that are never
-stored.
+"""Identification trials: every input against one reference per speaker.
+
+They are scored in blocks that are never stored.
 
 A reference is the mean of the utterances of one speaker, or of one session of a speaker. An input
 that is among them is left out *in step*: the j-th utterance of a speaker is compared with means
@@ -45,8 +46,9 @@ _FEW_SCORES = 1 << 18  # up to as many are compared at once even where most inpu
 
 
 class References(NamedTuple):
-    """Units of utterances that are averaged to references, each of one speaker or of one session of
-    a speaker.
+    """Units of utterances that are averaged to references.
+
+    Each is of one speaker, or of one session of a speaker.
 
     Units of a speaker are adjacent, and so are the rows of a unit. Sums are of deviations from
     ``anchor``, in double precision: the mean of equal rows is then that row to the last bit, with
@@ -68,8 +70,9 @@ class References(NamedTuple):
         return self.sums[self.first_unit] / self.counts[self.first_unit, None] + self.anchor
 
     def leave_one_out_means(self, unit_number: Tensor, excluded_row: Tensor) -> Tensor:
-        """Return galleries ``(G, N, D)``: for every speaker the mean of one unit without one of its
-        rows.
+        """Return galleries ``(G, N, D)``.
+
+        For every speaker the mean of one unit without one of its rows.
 
         ``unit_number``, ``excluded_row`` ``(G,)``: both are counted cyclically within the speaker
         and the unit. A negative ``excluded_row`` excludes nothing; a single row is never excluded.
@@ -106,8 +109,9 @@ class IdentificationTrials(NamedTuple):
 
 
 class ScoreRows(NamedTuple):
-    """The scores of some inputs against every reference, and the score that each input has with its
-    own speaker.
+    """The scores of some inputs against every reference.
+
+    Each input also has its score with its own speaker.
     """
 
     rows: Tensor  # (b,), which inputs
@@ -149,8 +153,9 @@ def validate_and_form_trials(
 
 
 def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Utterances:
-    """Return the enrolment side with a further speaker for each row of ``distractors (G, D)``, whom
-    no test is of.
+    """Return the enrolment side with a further speaker per row of ``distractors (G, D)``.
+
+    No test is of these speakers.
     """
     if distractors is None:
         return enrolment
@@ -186,8 +191,9 @@ def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Uttera
 def form_condition_trials(
     data: EvaluationData, condition: Condition, distractors: Tensor | None = None
 ) -> IdentificationTrials:
-    """Return the identification trials of a condition, among all speakers and ``distractors (G,
-    D)``.
+    """Return the identification trials of a condition.
+
+    They are among all speakers and ``distractors (G, D)``.
     """
     enrolment, test = data.sides(condition, references_per="utterance")
     enrolment_row = torch.arange(len(test), device=test.speakers.device)
@@ -265,8 +271,9 @@ def form_trials(
 
 
 def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor]:
-    """Return references, a code of speaker and session for each unit, ascending, and the unit of
-    each row.
+    """Return references, a code for each unit, ascending, and the unit of each row.
+
+    A code tells speaker and session.
     """
     vectors = side.embeddings
     numbers, column = side.speaker_index.unique(return_inverse=True)
@@ -295,8 +302,9 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
 
 
 class _GalleryBatch(NamedTuple):
-    """Galleries that are compared at once, each with as many inputs; or one gallery with some of
-    its inputs.
+    """Galleries that are compared at once, each with as many inputs.
+
+    Or one gallery with some of its inputs.
     """
 
     first: int  # gallery
@@ -309,8 +317,9 @@ class _GalleryBatch(NamedTuple):
 def score_inputs(
     trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True
 ) -> Iterator[ScoreRows]:
-    """Yield the scores of inputs, or of this process's share, against all references; without a GPU
-    sync.
+    """Yield the scores of inputs, or of this process's share, against all references.
+
+    Without a GPU sync.
     """
     scorer = resolve_scoring(scoring)
     dtype = widest_affordable_dtype(
@@ -400,8 +409,9 @@ def _score_batch(
 def _fill_up_galleries(
     trials: IdentificationTrials, batch: _GalleryBatch, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs ``(G * P,)``, P for each gallery, where some have fewer; and the place of each
-    of the ``rows``.
+    """Return inputs ``(G * P,)``, P for each gallery, where some have fewer.
+
+    And the place of each of the ``rows``.
     """
     num_galleries = batch.last - batch.first
     gallery = trials.gallery_of_place[batch.start : batch.stop] - batch.first
@@ -420,8 +430,9 @@ def _score_with_function(
     galleries: Tensor,
     scorer: Scorer,
 ) -> ScoreRows:
-    """Return what :func:`_score_batch` returns, by a function of the caller, which takes one
-    gallery at a time.
+    """Return what :func:`_score_batch` returns, by a function of the caller.
+
+    The function takes one gallery at a time.
     """
     probes = _prepare(trials.inputs[rows], scorer, trials.references.anchor, galleries.dtype)
     sizes = [len(rows)]

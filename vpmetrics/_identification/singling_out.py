@@ -61,8 +61,9 @@ def singling_out_rates(
 
 
 class Population(NamedTuple):
-    """Predicates and, in each of F folds, the conversations that are tested and those that
-    calibrate.
+    """Predicates, and conversations that are tested and that calibrate.
+
+    In each of F folds, others are tested.
     """
 
     predicates: Tensor  # (R, D), references
@@ -82,8 +83,9 @@ def form_population(
     num_calibration: int,
     num_folds: int | None = None,
 ) -> Population:
-    """Return the population of all speakers with at least two conversations, in the order of their
-    ``places`` ``(K,)``.
+    """Return the population of all speakers with at least two conversations.
+
+    They are in the order of their ``places`` ``(K,)``.
 
     Every reference is a predicate. In fold f a speaker's conversation f is tested, and the next
     ``num_calibration`` calibrate, cyclically. Without ``num_folds`` there are as many folds as a
@@ -123,8 +125,9 @@ def form_population(
 def isolation_rates_and_standard_errors(
     population: Population, sizes: Sequence[int], scoring: Scoring, draws: int
 ) -> dict[str, Tensor]:
-    """Return how often a predicate fires exactly once in N speakers, and the standard error of
-    drawing sets.
+    """Return how often a predicate fires exactly once in N speakers.
+
+    With it comes the standard error of drawing sets.
     """
     people, predicates = len(population.counts), len(population.predicates)
     possible = [size for size in sizes if size <= people and predicates]
@@ -163,8 +166,9 @@ def isolation_rates_and_standard_errors(
 def _set_isolation_rates(
     population: Population, shuffle_seed: int, size: int, num_sets: int, scorer: Scorer
 ) -> Tensor:
-    """Return the share of predicates that fire exactly once in each set of shuffled speakers,
-    ``(num_sets,)``.
+    """Return the share of predicates that fire exactly once in each set, ``(num_sets,)``.
+
+    A set is a number of shuffled speakers.
     """
     folds, speakers = population.tested.shape
     device, fold = population.speaker_index.device, shuffle_seed % folds

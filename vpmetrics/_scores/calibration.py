@@ -50,8 +50,7 @@ def mean_derivatives(parts: Trials, theta: Tensor, label: int) -> Tensor:
 def minimise_and_check_convergence(
     nontargets: Trials, targets: Trials, theta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged
-    ``(F,)``.
+    """Return slope and offset of least cost ``(F, 2)``, and which have converged ``(F,)``.
 
     Newton's method in a trust region. A step that passes the minimum along it by far is rejected,
     so the method converges when the classes overlap, and the cost itself is not needed. A converged
@@ -104,8 +103,9 @@ def _newton_step(derivatives: Tensor) -> Tensor:
 
 
 def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
-    """Return the map ``a * s + b`` of least Cllr at prior 1/2, not regularised; NaN where there is
-    no optimum.
+    """Return the map ``a * s + b`` of least Cllr at prior 1/2, not regularised.
+
+    NaN where there is no optimum.
     """
     scores = widen(preds.detach().flatten())
     is_target = target.flatten().bool()
@@ -135,8 +135,9 @@ def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
 
 
 def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
-    """Return PAV under Laplace's rule, its posterior interpolated between training scores and
-    constant outside.
+    """Return PAV under Laplace's rule as a map of scores.
+
+    The posterior is interpolated between training scores and constant outside.
     """
     steps = count_by_score(preds, target, validate_args=False).ascending
     knots = torch.unique(widen(preds.detach().flatten()))
@@ -180,8 +181,9 @@ def transferred_llr(
 def fit_logistic_slopes(
     z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_folds: int
 ) -> Tensor:
-    """Fit the slope of local information for each fold on all other folds, ``(F,)``; with one fold
-    on all trials.
+    """Fit the slope of local information for each fold on all other folds, ``(F,)``.
+
+    With one fold on all trials.
 
     A slope is that of a logistic regression of target on standardised scores: ``z`` ``(R, K)`` of
     inputs against references, ``match`` ``(R, 1)`` of the true speaker. Non-targets are many and
@@ -236,8 +238,9 @@ def fit_logistic_slopes(
 def _pseudo_trials_if_separable(
     nontarget: Tensor, nontarget_fold: Tensor, target: Tensor, target_fold: Tensor, num_folds: int
 ) -> tuple[Tensor, Tensor]:
-    """Return scores of a pseudo target and non-target of each regression, ``(2, F, 1)``, and their
-    weight, ``(F, 1)``.
+    """Return scores of a pseudo target and a pseudo non-target of each regression.
+
+    Scores are ``(2, F, 1)``, their weight ``(F, 1)``.
 
     Where a threshold separates the classes, no slope is steep enough. Then a pseudo target is put
     where the nearest non-target is, and a pseudo non-target where the nearest target is: what one
@@ -262,8 +265,9 @@ def _pseudo_trials_if_separable(
 
 
 def _highest_by_regression(scores: Tensor, fold: Tensor, num_folds: int) -> Tensor:
-    """Return the highest score that each regression is fitted on, ``(F,)``: of all folds but its
-    own, or of the only fold.
+    """Return the highest score that each regression is fitted on, ``(F,)``.
+
+    Of all folds but its own, or of the only fold.
     """
     lowest = scores.new_full((num_folds,), -torch.inf)
     highest_of_fold = lowest.scatter_reduce(0, fold, scores, "amax")

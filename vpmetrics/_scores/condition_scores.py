@@ -1,5 +1,6 @@
-"""The scores of a condition: all of them where they are few, two fine histograms where they are
-many.
+"""The scores of a condition.
+
+All of them where they are few, two fine histograms where they are many.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class ConditionScores(NamedTuple):
         return not bool(self.counts.ascending.targets.isnan().any())
 
     def laplace_llr_of_steps(self) -> Tensor:
-        """Return the log-likelihood ratio of every step under Laplace's rule, with every pair
-        counted in both orders.
+        """Return the log-likelihood ratio of every step under Laplace's rule.
+
+        Every pair counts in both orders.
 
         The labels that Laplace's rule adds then weigh as much within a side as between sides, so
         that a system that changes nothing keeps all similarities.
@@ -77,8 +79,9 @@ class ConditionScores(NamedTuple):
 
 
 def collect_pair_scores(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionScores:
-    """Return the scores of a condition; with ``bandwidth`` smoothly and with a graph, so that all
-    are kept.
+    """Return the scores of a condition.
+
+    With ``bandwidth`` smoothly and with a graph, so that all are kept.
     """
     if bandwidth is not None:
         return _smooth_scores(pairs, bandwidth)
@@ -125,8 +128,9 @@ def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
 
 
 class _TailedScoreAxis(NamedTuple):
-    """Bins of the score axis: equal ones where most scores lie, and ever wider ones beyond on
-    either side.
+    """Bins of the score axis.
+
+    Equal ones where most scores lie, and ever wider ones beyond on either side.
 
     One outlier then costs the others no resolution, and no score lies outside. Equal bins are
     numbered first, so that most scores need no offset; then come those above and, lowest first,
@@ -137,8 +141,9 @@ class _TailedScoreAxis(NamedTuple):
     scale: Tensor  # bins per unit of score
 
     def bin_in_place(self, scores: Tensor) -> Tensor:
-        """Return the bin of every score, in their shape; NaN has the last one. Overwrites the
-        scores.
+        """Return the bin of every score, in their shape; NaN has the last one.
+
+        Overwrites the scores.
         """
         x = scores.sub_(self.low).mul_(self.scale)
         # On a CPU it costs little to check whether all scores are inside; a GPU would have to wait.
@@ -181,8 +186,9 @@ def _lay_axis(sample: Tensor) -> _TailedScoreAxis:
 def collect_block_scores(
     sample: Tensor, blocks: Iterable[tuple[Tensor, Tensor]]
 ) -> ConditionScores:
-    """Return given scores in fine histograms: blocks of scores, which are overwritten, and whether
-    each is a target.
+    """Return given scores in fine histograms.
+
+    Blocks of scores, which are overwritten, and whether each is a target.
 
     ``sample``: some of the scores, which say where the bins are to be.
     """

@@ -11,8 +11,9 @@ from vpmetrics._utterances.utterances import add_counts
 
 
 class SumsWithoutGroups:
-    """Sums over trials in numbered slots, such as cells of the score axis; the only counting
-    "without group g".
+    """Sums over trials in numbered slots, such as cells of the score axis.
+
+    The only counting "without group g".
 
     What is left without a group is the sum of all trials less that of the trials that the group
     takes part in. A trial of two speakers belongs to the groups of both; where that is one group,

@@ -1,5 +1,6 @@
-"""The registry of score measures, and the formulas behind them: each is a function of counted
-trials.
+"""The registry of score measures, and the formulas behind them.
+
+Each is a function of counted trials.
 
 Report, confidence intervals, binned metrics, tables, JSON schema, help and tests derive from
 :data:`SCORE_MEASURES`. To add one, write its formula and its entry here, its slow reference and its
@@ -47,8 +48,9 @@ _FEWEST_FALSE_ALARMS = 10  # non-targets above a threshold that make its false-a
 
 
 def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
-    """Return D_ECE in bits of trials with given log-likelihood ratios; NaN where a class is
-    missing.
+    """Return D_ECE in bits of trials with given log-likelihood ratios.
+
+    NaN where a class is missing.
     """
     return (d_ece_term(llr[is_target]).mean() + d_ece_term(-llr[~is_target]).mean()) / (
         2 * math.log(2)
@@ -69,8 +71,9 @@ def entropy_of_costs(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds
 
 
 def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
-    """Return the empirical cross-entropy of PAV-calibrated scores in bits, ``(..., P)`` for priors
-    ``(P,)``.
+    """Return the empirical cross-entropy of PAV-calibrated scores, in bits.
+
+    Priors ``(P,)`` give values ``(..., P)``.
     """
     llr = steps.pools.llr.unsqueeze(-2)
     targets = steps.pools.targets.unsqueeze(-2)
@@ -112,8 +115,9 @@ def prior_entropy(prior_log_odds: Tensor) -> Tensor:
 
 
 def cllr_from_sums(costs: Tensor, trials: Tensor) -> Tensor:
-    """Return Cllr in bits from costs in nats and numbers of trials, non-targets and targets ``(2,
-    ...)``.
+    """Return Cllr in bits from costs in nats and numbers of trials.
+
+    Both have shape ``(2, ...)``: non-targets, then targets.
     """
     value = (costs / trials).sum(0) / (2 * math.log(2))
     warn_first(
@@ -126,8 +130,9 @@ def cllr_from_sums(costs: Tensor, trials: Tensor) -> Tensor:
 
 
 def cllr_costs_and_sizes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up
-    over batches.
+    """Return costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets.
+
+    They add up over batches.
     """
     scores = widen(preds.flatten())
     is_target = target.flatten().bool()
@@ -161,8 +166,9 @@ def _value_at_crossing(excess: Tensor, value: Tensor) -> Tensor:
 
 
 def missed_and_rejected_counts(steps: Steps) -> tuple[Tensor, Tensor]:
-    """Return numbers of missed targets and rejected non-targets at ascending thresholds, ``(..., 2
-    S + 1)``.
+    """Return numbers of missed targets and rejected non-targets.
+
+    Thresholds ascend; each number has shape ``(..., 2 S + 1)``.
     """
     tied = steps.nontargets if steps.tied is None else steps.tied
     # Two parts of every step, and a threshold after each: what ties with the targets, and what lies
@@ -188,8 +194,9 @@ def raw_eer_of_steps(steps: Steps) -> Tensor:
 def min_dcf_of_steps(
     steps: Steps, p_target: float = 0.01, c_miss: float = 1.0, c_fa: float = 1.0
 ) -> Tensor:
-    """Return the minimum detection cost, normalised so that 1 is the cost of deciding without
-    scores.
+    """Return the minimum detection cost.
+
+    It is normalised so that 1 is the cost of deciding without scores.
     """
     # The best threshold lies between two steps: elsewhere it accepts non-targets but no more
     # targets.
@@ -205,8 +212,9 @@ def min_dcf_of_steps(
 
 
 def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
-    """Return the share of targets above the threshold at which a share ``fpr`` of the non-targets
-    lies above.
+    """Return the share of targets above the threshold of a false-positive rate.
+
+    A share ``fpr`` of the non-targets lies above that threshold.
 
     Linear between the points of the ROC at a tie; NaN where fewer than ten non-targets exceed the
     threshold.
@@ -229,15 +237,17 @@ def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
 
 
 def choose_sign(steps_of_both_signs: StepsOfBothSigns) -> int:
-    """Return 0 where scores disclose at least as much as negated scores, else 1; 0 where neither is
-    defined.
+    """Return 0 where scores disclose at least as much as negated scores, else 1.
+
+    0 where neither is defined.
     """
     return int(steps_of_both_signs.disclosures.detach().nan_to_num(-torch.inf).argmax())
 
 
 def found_among_of_steps(steps: Steps, people: int = 100) -> Tensor:
-    r"""Return how often the speaker of a target trial is found among ``people`` people, the others
-    drawn at random.
+    r"""Return how often the speaker of a target trial is found among ``people`` people.
+
+    The others are drawn at random.
 
     With L the share of non-targets below the score of a target, and G the share below it or equal,
     a target counts
@@ -265,8 +275,9 @@ def found_among_of_steps(steps: Steps, people: int = 100) -> Tensor:
 
 
 def linkability_edges(trials: OrderedScores | CountedScores) -> Tensor:
-    """Return the edges between the equal bins of the linkability measure, ``(99,)``: infinite
-    beyond the last bin.
+    """Return the edges between the equal bins of the linkability measure, ``(99,)``.
+
+    Infinite beyond the last bin.
 
     NaN and one warning where it is undefined. Replicates use the bins of all trials, which come
     first.
@@ -309,8 +320,9 @@ def linkability_of_trials(
 
 @dataclass(frozen=True)
 class ScoreMeasure(Scalar):
-    """A number of the scores of one condition: :class:`Scalar` with the function that computes
-    it.
+    """A number of the scores of one condition.
+
+    :class:`Scalar` with the function that computes it.
     """
 
     function: Callable[[ScoresAndSteps], Tensor] = field(kw_only=True)

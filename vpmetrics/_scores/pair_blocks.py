@@ -1,5 +1,6 @@
-"""The only loop over pairs of utterances: blocks of scores with their labels, each one matrix
-product.
+"""The only loop over pairs of utterances.
+
+Blocks of scores with their labels, each one matrix product.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Block(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """Adjacent speakers whose enrolment rows are compared together, and the columns they are
-    compared with.
+    """Adjacent speakers whose enrolment rows are compared together.
+
+    With the columns that they are compared with.
     """
 
     first_speaker: int
@@ -106,8 +108,9 @@ class PairBlocks:
         self._read_ends_and_groups(is_same_rows)
 
     def _read_ends_and_groups(self, is_same_rows: bool) -> None:
-        """Copy from the device where each speaker's rows end and what group they are in; drop the
-        kept blocks.
+        """Copy from the device where each speaker's rows end and what group they are in.
+
+        Drop the kept blocks.
         """
         self.is_same_rows, self._kept_blocks = is_same_rows, list[Block]()
         sides = (self.enrolment, self.test)
@@ -144,8 +147,9 @@ class PairBlocks:
             yield from self.blocks(group)
 
     def round_and_keep_blocks(self) -> list[Block]:
-        """Return all blocks and keep them, rounded so that mathematically equal scores are
-        equal.
+        """Return all blocks and keep them, rounded.
+
+        Mathematically equal scores are then equal.
         """
         if not self._kept_blocks:
             blocks = list(self)
@@ -170,8 +174,9 @@ class PairBlocks:
         return scores if unit is None else (scores / unit).round_().mul_(unit)
 
     def row_groups(self) -> Sequence[RowGroup]:
-        """Return groups of whole speakers, with about as many rows as a block has, that this
-        process works on.
+        """Return the groups of whole speakers that this process works on.
+
+        A group has about as many rows as a block.
         """
         groups, ends, columns, speaker = [], self._row_ends, [0, *self._column_ends], 0
         while speaker < self.num_speakers:
@@ -231,8 +236,9 @@ class PairBlocks:
             )
 
     def scores_and_labels(self, blocks: Sequence[Block] | None = None) -> tuple[Tensor, Tensor]:
-        """Return scores and labels of the trials of some blocks, or of all that this process has,
-        flat.
+        """Return scores and labels of the trials of some blocks, flat.
+
+        Without blocks, of all trials of this process.
         """
         empty = self.enrolment.embeddings.new_empty(0)
         scores, labels = [empty], [empty.bool()]
@@ -246,8 +252,9 @@ class PairBlocks:
         return torch.cat(scores), torch.cat(labels)
 
     def nontarget_and_target_scores(self) -> tuple[Tensor, Tensor]:
-        """Return scores of the non-target and of the target trials of this process, flat; faster
-        than by labels.
+        """Return scores of the non-target and of the target trials of this process, flat.
+
+        Faster than by labels.
         """
         nontargets, targets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
         for block in self:
@@ -259,8 +266,9 @@ class PairBlocks:
         return torch.cat(nontargets), torch.cat(targets)
 
     def target_scores(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield scores and speaker indices ``(P,)`` of the target trials of all processes, block by
-        block.
+        """Yield scores and speaker indices ``(P,)`` of target trials, block by block.
+
+        They are those of all processes.
         """
         speaker_index = self.enrolment.speaker_index
         for block in self._target_blocks():
@@ -288,8 +296,9 @@ class PairBlocks:
             yield from whole.blocks(group, has_targets=True)
 
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
-        """Return the speaker index of both sides of trials, ``(2, P)``, in the order of
-        :meth:`scores_and_labels`.
+        """Return the speaker index of both sides of trials, ``(2, P)``.
+
+        In the order of :meth:`scores_and_labels`.
         """
         parts = [self.enrolment.speaker_index.new_empty(2, 0)]
         for block in self if blocks is None else blocks:
@@ -299,8 +308,9 @@ class PairBlocks:
         return torch.cat(parts, dim=1)
 
     def sample_scores(self, rows_per_side: int = 1024) -> Tensor:
-        """Return the score matrix of pairs of neighbours from each side: some targets, most
-        non-targets.
+        """Return the score matrix of pairs of neighbours from each side.
+
+        Some targets, most non-targets.
         """
         places = []
         for side in (self.enrolment, self.test):
@@ -319,16 +329,18 @@ class PairBlocks:
         return self.compare(*places)
 
     def repeat_on_every_process(self) -> PairBlocks:
-        """Return the same pairs, of which every process works through all blocks, not its share;
-        for few blocks.
+        """Return the same pairs, of which every process works through all blocks, not its share.
+
+        For few blocks.
         """
         pairs = copy(self)
         pairs.processes = SINGLE_PROCESS
         return pairs
 
     def thin(self, max_pairs: int, side: Literal["test", "enrolment"] = "test") -> PairBlocks:
-        """Return the pairs with fewer rows on one side, evenly spaced; these pairs where they are
-        few.
+        """Return the pairs with fewer rows on one side, evenly spaced.
+
+        These pairs where they are few.
         """
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
@@ -354,8 +366,9 @@ def mark_group_trials(
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> tuple[Tensor, Tensor]:
-    """Return which pairs of enrolment and test rows of one group are target pairs, and which are
-    trials, ``(A, B)``.
+    """Return which pairs ``(A, B)`` of one group are target pairs, and which are trials.
+
+    Pairs are of enrolment and test rows.
     """
     is_target = a.speaker_index[rows, None] == b.speaker_index[None, columns]
     if is_same_rows:

@@ -26,15 +26,17 @@ _MOST_SQUARE_ENTRIES = 1 << 22
 
 
 def sum_over_pools(values: Tensor, pool: Tensor) -> Tensor:
-    """Return the sum of ``values`` over each pool, ``(..., S)``, zeros last; differentiable in
-    ``values``.
+    """Return the sum of ``values`` over each pool, ``(..., S)``, zeros last.
+
+    Differentiable in ``values``.
     """
     return torch.zeros_like(values).scatter_add(-1, pool, values)
 
 
 def pools_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return the number of the PAV pool of each step, ``(..., S)``; the share of targets increases
-    with it.
+    """Return the number of the PAV pool of each step, ``(..., S)``.
+
+    The share of targets increases with it.
 
     On a CPU every run of shares that do not increase is pooled, in rounds, in all rows at once.
     Where a pool takes one neighbour per round, as on smooth counts, few remaining elements are
@@ -58,8 +60,9 @@ def pools_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
 
 
 def _pool_in_rounds(row: Array, targets: Array, masses: Array) -> Array:
-    """Return the first element of every PAV block, of elements with mass in rows that are pooled by
-    themselves.
+    """Return the first element of every PAV block.
+
+    Elements have mass, and rows are pooled by themselves.
     """
     first = np.arange(len(row))
     for _ in range(_ROUNDS):
@@ -105,8 +108,9 @@ def _find_starts_sequentially(row_of_element: Array, targets: Array, masses: Arr
 
 
 def number_pools(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the number, from 0 upwards, of each element's pool in the isotonic regression,
-    ``(..., n)``.
+    """Return the number of each element's pool in the isotonic regression, ``(..., n)``.
+
+    Numbers begin at 0 and ascend.
     """
     if values.numel() == 0:
         return torch.zeros_like(values, dtype=torch.long)
@@ -153,15 +157,17 @@ def _fit_shares(targets: Tensor, masses: Tensor) -> Tensor:
 
 
 def _places_by_weight(weights: Tensor) -> Tensor:
-    """Return the place of each element among those with a weight; others share that of the one
-    before them.
+    """Return the place of each element among those with a weight.
+
+    Others share that of the one before them.
     """
     return ((weights > 0).cumsum(-1) - 1).clamp(min=0)
 
 
 def _move_to_places(values: Tensor, weights: Tensor, place: Tensor, rest: float = 0.0) -> Tensor:
-    """Return the values of elements with a weight at their places, in a power of two; after them
-    ``rest``.
+    """Return the values of elements with a weight at their places, in a power of two.
+
+    After them ``rest``.
     """
     num_places = 1 << (values.shape[-1] - 1).bit_length()
     empty = values.new_full((*values.shape[:-1], num_places + 1), rest)
@@ -186,8 +192,9 @@ def _number_distinct(fits: Tensor, place: Tensor) -> Tensor:
 
 
 def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
-    r"""Return the isotonic fit ``(..., 2 * half)`` of two halves, from the fits of each one ``(...,
-    2, half)``.
+    r"""Return the isotonic fit ``(..., 2 * half)`` of two halves.
+
+    The fits of the halves are ``(..., 2, half)``.
 
     Where the left half ends above the start of the right half, a pool across the border forms.
     Its level :math:`m` solves :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)` over
@@ -227,8 +234,9 @@ def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
 def _find_border_pool_start(
     left: Tensor, left_excess: Tensor, right: Tensor, right_deficit: Tensor, right_weight: Tensor
 ) -> Tensor:
-    """Return where the pool across the border starts, ``(..., 1)``: the first place on the left
-    not below its level.
+    """Return where the pool across the border starts, ``(..., 1)``.
+
+    The first place on the left not below its level.
 
     Args:
         left: Values of the left half, increasing, ``(..., half)``.
@@ -268,8 +276,9 @@ def _find_border_pool_end(
     left_excess: Tensor,
     left_weight: Tensor,
 ) -> Tensor:
-    """Return how many elements of the right half the pool across the border holds, ``(..., 1)``:
-    none above its level.
+    """Return how many elements of the right half the pool across the border holds, ``(..., 1)``.
+
+    None above its level.
 
     Args:
         right: As in :func:`_find_border_pool_start`.

@@ -1,5 +1,6 @@
-"""The registry of scalars: every number of a report once, with key, heading, unit, direction,
-description and range.
+"""The registry of scalars.
+
+Every number of a report once, with key, heading, unit, direction, description and range.
 
 The keys of the suite, what a budget may limit, headings of tables, the JSON schema and the axes of
 figures come from here. A score measure is added in :mod:`vpmetrics._scores.measures`, any other
@@ -704,8 +705,9 @@ def _find_entry_of_bare_key(bare_key: str, entry_by_key: Mapping[str, Scalar]) -
 
 
 def utility_direction(name: str) -> str:
-    """Return the direction in which a utility is good: ``low`` for error rates and losses, ``high``
-    for all others.
+    """Return the direction in which a utility is good.
+
+    ``low`` for error rates and losses, ``high`` for all others.
 
     Example:
         >>> utility_direction("WER"), utility_direction("UAR [%]")

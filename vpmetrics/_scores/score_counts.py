@@ -40,8 +40,9 @@ _TAYLOR_COEFFICIENTS = (1 / 3, -1 / 12, 1 / 180, 1 / 720, -1 / 5040, -1 / 30240)
 
 
 class _cached_property(Generic[T]):  # noqa: N801
-    """``functools.cached_property`` without its lock, which torch.compile cannot trace before
-    Python 3.12.
+    """``functools.cached_property`` without its lock.
+
+    Before Python 3.12, torch.compile cannot trace the lock.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:
@@ -89,14 +90,16 @@ class Steps:
 
     @_cached_property
     def llr(self) -> Tensor:
-        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV pool; it may be
-        infinite.
+        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV pool.
+
+        It may be infinite.
         """
         return self.pools.llr.gather(-1, self.pool_of_step)
 
     def laplace_llr(self, trial_weight: int = 1) -> Tensor:
-        """Return the finite ratio of every step under Laplace's rule; every trial counts
-        ``trial_weight`` times.
+        """Return the finite ratio of every step under Laplace's rule.
+
+        Every trial counts ``trial_weight`` times.
         """
         # One label of each class lies below the lowest score and again above the highest. Each two
         # form a pool of even odds, which takes up neighbours until the odds of the next one are
@@ -117,8 +120,9 @@ class Steps:
 
     @_cached_property
     def worst_evidence(self) -> Tensor:
-        """The largest absolute log-likelihood ratio of a trial by Laplace's rule, to base 10;
-        finite.
+        """The largest absolute log-likelihood ratio of a trial by Laplace's rule, to base 10.
+
+        Finite.
         """
         # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as
         # empty. Pools that hold only the labels added by Laplace's rule are no evidence of a trial.
@@ -133,8 +137,9 @@ class Steps:
 
 
 class Pools(NamedTuple):
-    """PAV pools in ascending order: log-likelihood ratio, targets and non-targets of each,
-    ``(B,)``.
+    """PAV pools in ascending order.
+
+    Log-likelihood ratio, targets and non-targets of each, ``(B,)``.
 
     On a GPU there are as many as steps, since counting them would be a sync, and the last ones hold
     no trials.
@@ -174,8 +179,9 @@ class StepsOfBothSigns:
 
 
 def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> StepsOfBothSigns:
-    """Return the steps of counts ``(..., S)`` in ascending order of the scores; their edges are
-    unknown.
+    """Return the steps of counts ``(..., S)`` in ascending order of the scores.
+
+    Their edges are unknown.
     """
     edges = targets.new_empty(0)
     ascending = Steps(edges, targets, nontargets)
@@ -272,8 +278,9 @@ def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> St
 
 
 def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
-    """Return a function from scores to their values in each of some tables of one entry per
-    step.
+    """Return a function from scores to their values in some tables.
+
+    A table has one entry per step.
     """
     edges = steps.edges
     values = torch.stack(list(tables))  # (tables, S)
@@ -297,8 +304,10 @@ def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
 
 
 class _StepTable:
-    """The step of each score, which is how many of the sorted edges ``(S - 1,)`` are at most that
-    score; for many scores by a table of equal cells.
+    """The step of each score.
+
+    It is how many of the sorted edges ``(S - 1,)`` are at most that score; many scores are looked
+    up in a table of equal cells.
     """
 
     def __init__(self, edges: Tensor) -> None:
@@ -354,8 +363,9 @@ class OrderedScores(NamedTuple):
         return torch.cat([num_nontargets, num_targets])
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
-        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials:
-        non-targets, targets.
+        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials.
+
+        Non-targets, targets.
         """
         nontarget_cost = softplus(widen(self.nontargets)).sum()
         target_cost = softplus(-widen(self.targets)).sum()
@@ -369,8 +379,9 @@ class OrderedScores(NamedTuple):
         return torch.cat([below, self.class_sizes[:, None]], dim=1).diff()
 
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
-        """Return the lowest and the highest score; NaN where one is NaN, infinite where there is
-        none.
+        """Return the lowest and the highest score.
+
+        NaN where one is NaN, infinite where there is none.
         """
         none = self.targets.new_full((1,), torch.inf)
         low = torch.cat([none, self.targets[:1], self.nontargets[:1]]).amin()
@@ -400,8 +411,9 @@ class CountedScores(NamedTuple):
         return self.counts.sum(-1)
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
-        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials:
-        non-targets, targets ``(2, ...)``.
+        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials.
+
+        Non-targets, targets ``(2, ...)``.
         """
         if self.costs is None:
             cost = softplus(torch.stack([self.values, -self.values]))
@@ -421,8 +433,9 @@ class CountedScores(NamedTuple):
         return empty.index_add(-1, slots, counts)
 
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
-        """Return the lowest and the highest score; NaN where one is NaN, infinite where there is
-        none.
+        """Return the lowest and the highest score.
+
+        NaN where one is NaN, infinite where there is none.
         """
         is_unseen = (self.counts <= 0).flatten(0, -2).all(0)
         low = pad(self.values.masked_fill(is_unseen, torch.inf), (0, 1), value=torch.inf)
@@ -433,8 +446,9 @@ class CountedScores(NamedTuple):
 def mean_costs_between(
     trials: OrderedScores | CountedScores, edges: Tensor, middles: Tensor
 ) -> Tensor:
-    """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges
-    ``(2, E + 1)``.
+    """Return mean costs in nats of log-likelihood ratios between edges.
+
+    Non-targets and targets have shape ``(2, E + 1)``.
 
     Where no trial lies, it is the cost of the middle between two edges: rounding may move a trial
     across an edge.
@@ -467,8 +481,9 @@ def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
 def count_by_score(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> StepsOfBothSigns:
-    """Return the steps of trials in any shape, or those of the smooth surrogate where ``bandwidth``
-    is given.
+    """Return the steps of trials in any shape.
+
+    With ``bandwidth``, those of the smooth surrogate.
 
     NaN and one warning where a class is missing or a score is NaN.
     """
@@ -506,8 +521,9 @@ def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
 
 
 def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
-    """Return edges that make a cell of every target score, and one of the scores between two of
-    them.
+    """Return edges that make a cell of every target score.
+
+    The scores between two of them have a cell, too.
 
     Counts in these cells give the same calibration as the scores, and as the negated scores: a
     pool of PAV begins or ends at a target. Of very many targets, evenly spaced ones have a cell.
@@ -521,8 +537,9 @@ def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
 
 
 def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> StepsOfBothSigns:
-    """Return smoothed counts as steps, one per grid cell; the counts are differentiable in
-    ``preds``.
+    """Return smoothed counts as steps, one per grid cell.
+
+    The counts are differentiable in ``preds``.
     """
     targets, nontargets = soft_counts_on_grid(grid, preds, target)
     points = grid.points
@@ -557,9 +574,7 @@ def count_by_bin(
 
 
 def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for every sorted target the number of sorted non-targets below it, and of those up to
-    it.
-    """
+    """Return the number of sorted non-targets below every sorted target, and up to it."""
     if not is_numpy_ready(nontargets):
         below = torch.searchsorted(nontargets, targets)
         return below, torch.searchsorted(nontargets, targets, right=True)

@@ -64,8 +64,9 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
 
 
 def _unit_rows_or_zero(x: Tensor) -> Tensor:
-    """Return rows of unit length; zero rows stay zero. The division by the largest entry keeps
-    squares in range.
+    """Return rows of unit length; zero rows stay zero.
+
+    The division by the largest entry keeps squares in range.
     """
     if x.shape[1] == 0:
         return x
@@ -74,16 +75,18 @@ def _unit_rows_or_zero(x: Tensor) -> Tensor:
 
 
 def _nan_overflowing_rows(x: Tensor) -> Tensor:
-    """Return the rows, with NaN where their squares overflow: some processors give NaN, others
-    infinity.
+    """Return the rows, with NaN where their squares overflow.
+
+    Some processors give NaN, others infinity.
     """
     squares = x.detach().square().sum(dim=1, keepdim=True)
     return torch.where(squares.isfinite(), x, torch.nan)
 
 
 def _dot_product_epsilon(a: Tensor) -> float:
-    """Return the relative rounding error of a dot product: its terms may be summed in different
-    orders (1-2 ulp).
+    """Return the relative rounding error of a dot product.
+
+    Its terms may be summed in different orders (1-2 ulp).
     """
     return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[-1]))
 
@@ -121,16 +124,18 @@ SCORERS = {
 def widest_affordable_dtype(
     scorer: Scorer, rows: Tensor, num_pairs: int, is_exact: bool = True
 ) -> torch.dtype:
-    """Return the type to compare rows in: of few pairs the widest, so that the order of rows
-    changes no rank.
+    """Return the type to compare rows in.
+
+    Of few pairs the widest, so that the order of rows changes no rank.
     """
     is_wide = is_exact and scorer.is_builtin and num_pairs <= FEW_PAIRS
     return wide_dtype(rows.device) if is_wide else torch.promote_types(rows.dtype, torch.float32)
 
 
 def prepare_rows(rows: Tensor, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows ready for ``compare``; the mean is subtracted first, for precision, if that
-    changes no score.
+    """Return rows ready for ``compare``.
+
+    The mean is subtracted first, for precision, if that changes no score.
     """
     if scorer.is_shift_invariant:
         rows = widen(rows) - centre

@@ -32,8 +32,9 @@ _FLOOR = 1e-6  # share of a class that empty cells hold, so that no logarithm is
 
 
 class Grid(NamedTuple):
-    """Points ``low + k * step`` for ``cells`` values of k; scores are clamped to ``[lowest,
-    highest]``.
+    """Points ``low + k * step`` for ``cells`` values of k.
+
+    Scores are clamped to ``[lowest, highest]``.
 
     ``low``, ``step``, ``lowest``, ``highest`` (all in units of ``unit``) and ``width`` (of the
     Gaussian, in steps) are ``(..., 1)`` and carry the gradient of the scores' range and spread.
@@ -111,8 +112,9 @@ def soft_counts_on_grid(
 
 
 def interpolate_smoothed(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
-    r"""Return values at scores ``(..., P)``: finite ``values`` ``(..., cells)`` smoothed as counts
-    are, interpolated.
+    r"""Return values at scores ``(..., P)``.
+
+    Finite ``values`` ``(..., cells)`` smoothed as counts are, interpolated.
 
     .. math::
         v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g
@@ -126,9 +128,7 @@ def interpolate_smoothed(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
 
 
 def _locate(grid: Grid, preds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the grid point below every score, and the share of the score that belongs to the next
-    one.
-    """
+    """Return the grid point below every score, and the share of the next grid point."""
     inside = torch.clamp(at_least_float32(preds) / grid.unit, grid.lowest, grid.highest)
     position = (inside - grid.low) / grid.step
     # A NaN cannot be an index. It stays in `position - below`, so the result is NaN.

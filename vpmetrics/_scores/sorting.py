@@ -32,8 +32,9 @@ def sort_scores(scores: Tensor) -> Tensor:
 
 @cache
 def is_radix_faster(dtype: torch.dtype) -> bool:
-    """Return whether radix sorts scores of this type faster than NumPy does; measured once per
-    process.
+    """Return whether radix sorts scores of this type faster than NumPy does.
+
+    Measured once per process.
 
     NumPy compares, 8 or 16 scores at a time where the processor has AVX-512 or AVX2. Radix takes
     half of its time on other processors, and several times as long on those. Both give the same
@@ -67,8 +68,9 @@ def _sort_by_radix(scores: Tensor) -> Tensor:
 
 
 def _flip_negative(bits: Tensor) -> Tensor:
-    """Return floats, read as integers, in the order of the floats: all bits but the sign of a
-    negative one flip.
+    """Return floats, read as integers, in the order of the floats.
+
+    All bits but the sign of a negative one flip.
     """
     kind = torch.iinfo(bits.dtype)
     return (bits >> (kind.bits - 1)).bitwise_and_(kind.max).bitwise_xor_(bits)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class TrialSideDisclosure(NamedTuple):
-    """Disclosure by the trials of each speaker on one side; all fields ``(S,)``, NaN where there
-    are no trials.
+    """Disclosure by the trials of each speaker on one side.
+
+    All fields ``(S,)``, NaN where there are no trials.
     """
 
     of_targets: Tensor  # first half of the speaker's D_ECE, in bits
@@ -31,8 +32,9 @@ class TrialSideDisclosure(NamedTuple):
 
     @property
     def d_ece(self) -> Tensor:
-        """D_ECE of each speaker, both kinds of trials with equal weight; NaN where one kind is
-        missing.
+        """D_ECE of each speaker, both kinds of trials with equal weight.
+
+        NaN where one kind is missing.
         """
         return self.of_targets + self.of_nontargets
 
@@ -44,8 +46,9 @@ class TrialSideDisclosure(NamedTuple):
 
 
 class SpeakerDisclosure(NamedTuple):
-    """Disclosure of every speaker by the calibration of all trials: as enrolled, as tested, and as
-    either.
+    """Disclosure of every speaker by the calibration of all trials.
+
+    As enrolled, as tested, and as either.
 
     ``speakers`` ``(S,)``, ascending. A target trial counts once in ``both``, a non-target trial for
     both its speakers.
@@ -58,8 +61,9 @@ class SpeakerDisclosure(NamedTuple):
 
 
 class SpeakerIdentification(NamedTuple):
-    """Mean bits of the inputs of each speaker in identification, and how many these are,
-    ``(S,)``.
+    """Mean bits of the inputs of each speaker in identification.
+
+    With the number of these inputs, ``(S,)`` each.
     """
 
     speakers: Tensor
@@ -69,8 +73,9 @@ class SpeakerIdentification(NamedTuple):
 
 
 def _make_evidence_finder(scores: ConditionScores) -> Finder:
-    """Return a function from scores to the evidence of non-targets, of targets, and its strength by
-    Laplace's rule.
+    """Return a function from scores to their evidence.
+
+    That of non-targets, of targets, and its strength by Laplace's rule.
     """
     steps = scores.counts.ascending
     return scores.make_finder(
@@ -114,8 +119,9 @@ def compute_speaker_disclosure(
 def compute_disclosure_of_trials(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, places: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
-    """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2, P)``
-    refer to ``names``.
+    """Return the disclosure of every speaker from given trials ``(P,)``.
+
+    ``places`` ``(2, P)`` refer to ``names``.
     """
     nontarget, target, strengths = _make_evidence_finder(scores)(preds.clone())
     each = torch.where(is_target, target, nontarget)
@@ -132,8 +138,9 @@ def compute_disclosure_of_trials(
 def speaker_disclosure_of_sums(
     names: Tensor, sums: Tensor, strongest: Tensor, has_unordered_pairs: bool
 ) -> SpeakerDisclosure:
-    """Return the disclosure from sums of evidence, numbers of trials ``(3, 2, S)`` and largest
-    evidence ``(2, S)``.
+    """Return the disclosure from sums of evidence.
+
+    Numbers of trials are ``(3, 2, S)``, the largest evidence is ``(2, S)``.
     """
     order = names.argsort(stable=True)
     target_sums, enrolled, probed = sums[..., order]
@@ -163,8 +170,9 @@ def average_bits_by_speaker(identification: Identification) -> SpeakerIdentifica
 
 
 def find_largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest number and its index, as a floating number; NaN for both where there is
-    none.
+    """Return the largest number and its index, as a floating number.
+
+    NaN for both where there is none.
     """
     values = pad(values, (0, 1), value=math.nan)
     place = torch.where(values.isnan(), -torch.inf, values).argmax(0, keepdim=True)

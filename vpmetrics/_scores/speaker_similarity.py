@@ -1,5 +1,6 @@
-"""Similarity of all pairs of speakers, diagonal dominance, de-identification and voice
-distinctiveness.
+"""Similarity of all pairs of speakers, and what follows from it.
+
+Diagonal dominance, de-identification and voice distinctiveness.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ _MOST_SPEAKERS = 2048  # of more speakers, a report keeps no matrix for its figu
 
 
 class SimilarityMatrices(NamedTuple):
-    """Similarities ``(S, S)`` of all pairs of speakers: rows by the first letter, columns by the
-    second.
+    """Similarities ``(S, S)`` of all pairs of speakers.
+
+    Rows by the first letter, columns by the second.
     """
 
     oo: Tensor
@@ -52,8 +54,9 @@ def compute_dominance(
     scorer: Scorer,
     bandwidth: float | None = None,
 ) -> Tensor:
-    """Return the diagonal dominance of a condition; its matrix is never held, only some of its rows
-    at a time.
+    """Return the diagonal dominance of a condition.
+
+    Its matrix is never held, only some of its rows at a time.
     """
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     if len(data.speakers) == 0:
@@ -82,8 +85,9 @@ def compute_matrices(
     bandwidth: float | None = None,
     conditions: tuple[str, ...] = WITHOUT_SESSIONS,
 ) -> SimilarityMatrices:
-    """Return the matrices of some conditions, speakers ascending; NaN for others and where a side
-    is missing.
+    """Return the matrices of some conditions, speakers ascending.
+
+    NaN for others and where a side is missing.
     """
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     count = len(data.speakers)
@@ -112,8 +116,9 @@ def compute_matrices(
 
 
 def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> Tensor:
-    """Return the matrix ``(S, S)`` of the rows of all processes; within one side with both
-    halves.
+    """Return the matrix ``(S, S)`` of the rows of all processes.
+
+    Within one side with both halves.
     """
     device = pairs.enrolment.speaker_index.device
     matrix = torch.full(
@@ -133,8 +138,9 @@ def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> T
 def _similarity_rows(
     pairs: PairBlocks, scores: ConditionScores, similarity: str
 ) -> Iterator[tuple[RowGroup, Tensor]]:
-    """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where
-    there is no trial.
+    """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers.
+
+    NaN where there is no trial.
     """
     llr = scores.laplace_llr_of_steps()
     is_geometric = similarity == "geometric"
@@ -146,8 +152,9 @@ def _similarity_rows(
 def _pair_means(
     pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[RowGroup, Tensor]]:
-    """Yield means ``(v, S)``, over trials, of a function of scores, for the speakers of a row group
-    and all speakers.
+    """Yield means ``(v, S)`` over trials of a function of scores.
+
+    Between the speakers of a row group and all speakers.
 
     Where both sides are the same utterances, every pair of speakers appears once, in ascending
     order.
@@ -185,8 +192,9 @@ def _pair_means(
 def summarise_similarity(
     pairs: PairBlocks, scores: ConditionScores, similarity: str, keeps_matrix: bool = True
 ) -> tuple[SimilaritySummary, Tensor | None]:
-    """Return sums over the similarity matrix of one condition, and the matrix if it has at most
-    2048 rows.
+    """Return sums over the similarity matrix of one condition.
+
+    The matrix comes with them if it has at most 2048 rows.
     """
     has_matrix = keeps_matrix and pairs.num_speakers <= _MOST_SPEAKERS
     device = pairs.test.ids.device
@@ -228,8 +236,9 @@ def _summarise_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummar
 
 
 def summarise_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
-    """Return sums over a matrix; ``has_unordered_pairs``: the matrix is symmetric, each pair counts
-    once.
+    """Return sums over a matrix.
+
+    ``has_unordered_pairs``: the matrix is symmetric, each pair counts once.
     """
     is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & has_unordered_pairs
     return _summarise_sums(
@@ -260,8 +269,9 @@ def gvd_of_dominances(original: Tensor, protected: Tensor) -> Tensor:
 
 
 def dominance_ratio(dominance: Tensor, original: Tensor) -> Tensor:
-    """Return diagonal dominance relative to original speech; NaN and one warning if that has
-    none.
+    """Return diagonal dominance relative to original speech.
+
+    NaN and one warning if that has none.
     """
     # The means of equal similarities may differ in the last digits.
     digits = 16 * torch.finfo(original.dtype).eps

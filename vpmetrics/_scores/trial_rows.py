@@ -1,5 +1,6 @@
-"""Rows to compare on both sides of a condition: every pair of an enrolment and a test row that is a
-trial.
+"""Rows to compare on both sides of a condition.
+
+Every pair of an enrolment and a test row that is a trial.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def make_plain_rows(pairs: PairBlocks) -> TrialRows:
 
 
 def round_scores(scores: Tensor) -> Tensor:
-    """Return scores without their last bits, so that scores that are equal in exact arithmetic
-    compare as equal.
+    """Return scores without their last bits.
+
+    Scores that are equal in exact arithmetic then compare as equal.
     """
     largest = (
         scores.detach().abs().nan_to_num(0, 0, 0).amax() if scores.numel() else scores.new_zeros(())

@@ -10,8 +10,9 @@ from torch import Tensor
 
 
 def as_floating_tensor(name: str, value: Any, device: torch.device | None = None) -> Any:
-    """Return a list, tuple or NumPy array of numbers as a tensor; tensors and anything else as they
-    are.
+    """Return a list, tuple or NumPy array of numbers as a tensor.
+
+    Tensors and anything else as they are.
 
     Lists of Python numbers become float32, arrays keep their type. Errors call the value ``name``.
     """
@@ -25,8 +26,9 @@ def as_floating_tensor(name: str, value: Any, device: torch.device | None = None
 
 
 def as_integer_tensor(name: str, value: Any, device: torch.device | None = None) -> Any:
-    """Return a list, tuple or NumPy array of whole numbers or booleans as a tensor; anything else
-    as it is.
+    """Return a list, tuple or NumPy array of whole numbers or booleans as a tensor.
+
+    Anything else as it is.
     """
     if isinstance(value, (list, tuple)):
         value = np.asarray(value) if len(value) else np.empty(0, dtype=np.int64)

@@ -1,5 +1,6 @@
-"""Collectives of torch.distributed: divide work among ranks, add up results, gather rows. Nothing
-else communicates.
+"""Collectives of torch.distributed: divide work among ranks, add up results, gather rows.
+
+Nothing else communicates.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class RankError(RuntimeError):
 
 
 def exchange_error(error: BaseException | None, processes: Processes, device: torch.device) -> None:
-    """Raise on every process if one of them has an error; every process calls this before each of
-    its collectives.
+    """Raise on every process if one of them has an error.
+
+    Every process calls this before each of its collectives.
 
     One number is exchanged where there is no error, and the texts of the errors where there is one.
     """
@@ -97,8 +99,9 @@ def raise_on_all_ranks(error: BaseException | None, group: Any = None) -> None:
 
 
 def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
-    """Return the dtype's index, dimensions beyond the first, and width of a list state; -1 first
-    for other states.
+    """Return the dtype's index, dimensions beyond the first, and width of a list state.
+
+    -1 first for other states.
     """
     if isinstance(state, Tensor) or not state:
         return [-1, 0, 0]
@@ -109,8 +112,9 @@ def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
 def align_list_states(
     states: Mapping[str, Any], gather: Callable[[Tensor], Sequence[Tensor]], device: torch.device
 ) -> dict[str, list[Tensor]]:
-    """Bring list states into one dtype and width on all processes, by one exchange, so that they
-    can be gathered.
+    """Bring list states into one dtype and width on all processes.
+
+    One exchange does it; then they can be gathered.
 
     A process without a batch has neither, and gathering aborts where they differ.
     """

@@ -35,8 +35,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def is_finite_everywhere(tensor: Tensor) -> Tensor:
-    """Return whether every number is finite, as one tensor ``()``; minimum and maximum show it, and
-    are fast.
+    """Return whether every number is finite, as one tensor ``()``.
+
+    Minimum and maximum show it, and are fast.
     """
     if tensor.numel() == 0:
         return tensor.new_ones((), dtype=torch.bool)

@@ -1,5 +1,6 @@
-"""Input files: errors that the user can correct, a limit of what they unpack to, and the list of
-files read.
+"""Input files: errors that the user can correct, and the list of files read.
+
+And a limit of what files unpack to.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ read_files: dict[str, str] = {}  # the files that this run has read, and a descr
 
 
 class InputError(Exception):
-    """Something is wrong with a file or an option; the text says where, what was expected and what
-    came.
+    """Something is wrong with a file or an option.
+
+    The text says where, what was expected and what came.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ def record_file(path: str | Path, description: str) -> None:
 
 
 def format_suffix(path: str | Path) -> str:
-    """Return the suffix that tells the format, in lower case, without the point and without
-    ``.gz``.
+    """Return the suffix that tells the format, in lower case.
+
+    Without the point, and without ``.gz``.
     """
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
 
@@ -82,8 +85,9 @@ def open_unpacked(path: str | Path) -> BinaryIO:
 
 
 def check_unpacked_size(num_bytes: int, path: str | Path) -> None:
-    """Raise if a file asks for more memory than any file of embeddings needs, before it is
-    allocated.
+    """Raise if a file asks for more memory than any file of embeddings needs.
+
+    The check comes before the memory is allocated.
     """
     own_size = Path(path).stat().st_size if Path(path).is_file() else 0
     limit = max(_UNPACKED_BYTES, own_size)

@@ -1,5 +1,6 @@
-"""What a number is: key, heading, unit, the direction of privacy, description and range; and its
-name in logs.
+"""What a number is: key, heading, unit, the direction of privacy, description and range.
+
+And its name in logs.
 """
 
 from __future__ import annotations
@@ -115,8 +116,9 @@ def last_component(name: str) -> str:
 
 
 def check_scalar_names(argument: str, names: Any, choices: Sequence[str]) -> tuple[str, ...]:
-    """Return a sequence of names of scalars as a tuple; raise for a string and for names that do
-    not exist.
+    """Return a sequence of names of scalars as a tuple.
+
+    Raise for a string and for names that do not exist.
     """
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
@@ -130,8 +132,9 @@ def check_scalar_names(argument: str, names: Any, choices: Sequence[str]) -> tup
 
 
 def closest_or_known_names(name: str, names: Iterable[str]) -> str:
-    """Return a sentence that ends a message about an unknown name, with the names that are most
-    like it.
+    """Return a sentence with the names that are most like an unknown one.
+
+    It ends a message about that name.
 
     Names with a similar last component come first, since a forgotten prefix is a small mistake;
     then those that contain it, as ``op_eer`` contains ``eer``.
@@ -153,7 +156,8 @@ def closest_or_known_names(name: str, names: Iterable[str]) -> str:
 
 
 def printable(name: object) -> str:
-    """Return a name with control characters spelt out: a name in a file must not move the cursor of
-    a terminal.
+    """Return a name with control characters spelt out.
+
+    A name in a file must not move the cursor of a terminal.
     """
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(name))

@@ -26,8 +26,9 @@ def speaker_of_known_name(name: str) -> str | None:
 
 
 def infer_speakers(names: Iterable[str]) -> dict[str, str]:
-    """Return the speaker of every utterance; empty unless all names are those of LibriSpeech or
-    VCTK.
+    """Return the speaker of every utterance.
+
+    Empty unless all names are those of LibriSpeech or VCTK.
     """
     speaker_of: dict[str, str] = {}
     for name in names:

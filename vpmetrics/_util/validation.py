@@ -36,8 +36,9 @@ def check_floating(name: str, value: Any) -> None:
 
 
 def check_distractors(distractors: Any) -> Tensor | None:
-    """Return embeddings ``(G, D)`` of speakers without tests, detached, or None; raise for anything
-    else.
+    """Return embeddings ``(G, D)`` of speakers without tests, detached, or None.
+
+    Raise for anything else.
     """
     if distractors is None:
         return None
@@ -55,8 +56,9 @@ def check_distractors(distractors: Any) -> Tensor | None:
 
 
 def check_distractors_by_side(distractors: Any) -> dict[str, Tensor] | None:
-    """Return embeddings ``(G, D)`` of speakers without tests by side, detached, or None; raise for
-    anything else.
+    """Return embeddings ``(G, D)`` of speakers without tests by side, detached, or None.
+
+    Raise for anything else.
     """
     if distractors is None:
         return None
@@ -101,8 +103,9 @@ def check_same_device(first: str, a: Tensor, second: str, b: Tensor) -> None:
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise unless the value is one of the choices; True does not count as 1, nor a tensor as a
-    number.
+    """Raise unless the value is one of the choices.
+
+    True does not count as 1, nor a tensor as a number.
     """
     if isinstance(value, bool) or not any(
         isinstance(value, type(one)) and value == one for one in choices
@@ -118,7 +121,8 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def reject_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]) -> None:
-    """Raise for an argument of related metrics that this metric has no use for, with the reason;
+    """Raise for an argument of related metrics that this metric has no use for, with the reason.
+
     None is accepted.
     """
     for name, reason in reasons.items():
@@ -163,9 +167,7 @@ def check_whole_number(name: str, value: Any, least: int) -> None:
 
 
 def check_whole_numbers(sizes: Any, smallest: int, name: str = "sizes") -> None:
-    """Raise unless the value is a sequence of distinct whole numbers, each at least
-    ``smallest``.
-    """
+    """Raise unless the value is a sequence of distinct whole numbers from ``smallest`` on."""
     if (
         not isinstance(sizes, Sequence)
         or isinstance(sizes, str)
@@ -195,8 +197,9 @@ def check_bandwidth(bandwidth: Any) -> None:
 
 
 def check_thresholds(thresholds: Any, score_range: Any) -> None:
-    """Raise unless these are None, a number of bins with or without its range, or ascending
-    edges.
+    """Raise unless these are None, a number of bins or ascending edges.
+
+    A number of bins may come with its range.
     """
     if isinstance(thresholds, bool) or not (
         thresholds is None or isinstance(thresholds, (int, Tensor))
@@ -245,8 +248,9 @@ def check_finite_slope(slope: Any) -> None:
 
 
 def check_slopes(slope: Any, num_trials: int) -> None:
-    """Raise unless the value is a number or a floating tensor of one slope, or of one per trial;
-    reads no values.
+    """Raise unless the value is a number or a floating tensor of one slope, or of one per trial.
+
+    Reads no values.
     """
     if not isinstance(slope, Tensor):
         check_finite_slope(slope)
@@ -259,8 +263,9 @@ def check_slopes(slope: Any, num_trials: int) -> None:
 
 
 def check_trials(preds: Any, target: Any, validate_values: bool) -> None:
-    """Check kinds, dtypes, shapes and devices of scores and labels; with ``validate_values`` also
-    NaN and labels.
+    """Check kinds, dtypes, shapes and devices of scores and labels.
+
+    With ``validate_values`` also NaN and labels.
     """
     check_floating("preds", preds)
     check_tensor("target", target)
@@ -288,8 +293,9 @@ def check_trials(preds: Any, target: Any, validate_values: bool) -> None:
 
 
 def check_speakers_of_trials(speakers: Any, target: Tensor, validate_values: bool) -> None:
-    """Check kinds, shapes and devices of the speakers of both sides; with ``validate_values``
-    compare the labels.
+    """Check kinds, shapes and devices of the speakers of both sides.
+
+    With ``validate_values`` compare the labels.
     """
     if not (isinstance(speakers, Sequence) and len(speakers) == 2):
         got = (
@@ -338,8 +344,9 @@ def check_embeddings(
     integer_columns: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> None:
-    """Check kinds, dtypes, shapes and devices of a batch of utterances and its further
-    ``integer_columns``.
+    """Check kinds, dtypes, shapes and devices of a batch of utterances.
+
+    So are its further ``integer_columns``.
     """
     sides = {"original": original, "protected": protected}
     given = {name: side for name, side in sides.items() if side is not None}
@@ -437,8 +444,9 @@ def check_identification_shapes(scores: Any, target_index: Any) -> None:
 
 
 class _DeferredWarning(NamedTuple):
-    """A warning that depends on a number on the GPU; the numbers of all warnings are read in one
-    GPU sync.
+    """A warning that depends on a number on the GPU.
+
+    The numbers of all warnings are read in one GPU sync.
     """
 
     number: Tensor | None  # None: warn in any case
@@ -459,15 +467,17 @@ _collection: ContextVar[_WarningCollection | None] = ContextVar("_collection", d
 
 
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
-    """Warn of the reason for a NaN if ``condition`` holds, on rank 0; within collect_warnings
-    once.
+    """Warn of the reason for a NaN if ``condition`` holds, on rank 0.
+
+    Within collect_warnings once.
     """
     warn_if(condition, lambda holds: reason if holds else None, is_undefined=True)
 
 
 def explain_undefined(find_cause: Callable[[], str | None]) -> None:
-    """Within collect_warnings, add the text of ``find_cause()`` to the reason for a NaN, if there
-    is one.
+    """Add the text of ``find_cause()`` to the reason for a NaN, if there is one.
+
+    It works within collect_warnings.
     """
     collection = _collection.get()
     if collection is not None:
@@ -510,8 +520,9 @@ def _emit_warnings(collection: _WarningCollection) -> None:
 
 @contextmanager
 def collect_warnings() -> Iterator[None]:
-    """Emit the warnings of the body at its end, with one GPU sync; of several reasons for NaN only
-    the first.
+    """Emit the warnings of the body at its end, with one GPU sync.
+
+    Of several reasons for NaN only the first.
     """
     if torch.compiler.is_compiling() or _collection.get() is not None:
         yield

@@ -1,5 +1,6 @@
-"""Attacks, fitted on other speakers than they attack: what protected speech discloses beyond the
-cosine.
+"""Attacks, fitted on other speakers than they attack.
+
+What protected speech discloses beyond the cosine.
 
 An attack learns with ``fit(original, protected, speakers)`` and changes what is compared with
 ``attack(original, protected)``. :data:`STANDARD` is the battery that metrics try: every attack in

@@ -1,5 +1,6 @@
-"""What attacks have in common: the interface, and how a setting is chosen where one attack is used
-by itself.
+"""What attacks have in common.
+
+The interface, and how a setting is chosen where one attack is used by itself.
 """
 
 from __future__ import annotations
@@ -85,8 +86,9 @@ class Attack:
     needs: str
 
     def fit(self, original: Tensor, protected: Tensor, speakers: Tensor) -> Any:
-        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows;
-        return itself.
+        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows.
+
+        Return itself.
         """
         raise NotImplementedError(f"Expected {type(self).__name__} to define `fit`.")
 
@@ -98,8 +100,9 @@ class Attack:
 
 
 class TunedAttack(Attack):
-    """An attack of this library, with several settings; each of them takes part in the fused
-    attacker.
+    """An attack of this library, with several settings.
+
+    Each of them takes part in the fused attacker.
 
     Fitted by itself, it takes the setting that best separates speakers it was not fitted on.
     ``settings`` are sorted from the least to the most regularised; of nearly equal ones the last is
@@ -121,8 +124,9 @@ class TunedAttack(Attack):
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
     ) -> AnySolution:
-        """Return the attack fitted on each training set with each setting, on rows normalised as
-        ``view`` says.
+        """Return the attack fitted on each training set with each setting.
+
+        Rows are normalised as ``view`` says.
         """
         raise NotImplementedError(f"Expected {type(self).__name__} to define `solve`.")
 
@@ -133,8 +137,9 @@ class TunedAttack(Attack):
         protected: Tensor | None = None,
         speakers: Tensor | None = None,
     ) -> Self:
-        """Learn from embeddings ``(N, D)``, row by row, and the integer speakers ``(N,)`` of the
-        rows; return itself.
+        """Learn from embeddings ``(N, D)``, row by row, and return itself.
+
+        ``speakers (N,)`` are integers.
 
         ``original`` may be left out where the attacker needs no pairs.
         """
@@ -186,8 +191,9 @@ class TunedAttack(Attack):
     def _choose_by_cross_validation(
         self, sets: TrainingSets, is_same_side: bool
     ) -> tuple[RowNormalisation, Any]:
-        """Return the view and the setting that best separate the speakers of each fold, fitted on
-        the other folds.
+        """Return the view and the setting that best separate the speakers of each fold.
+
+        Attacks are fitted on the other folds.
         """
         views = tuple(self.views or sets.views)
         choices = [(view, setting) for view in views for setting in self.settings]
@@ -229,8 +235,9 @@ class TunedAttack(Attack):
 
 
 class LinearAttack(TunedAttack):
-    """An attack that centres, normalises and maps each side linearly, as follows from the moments
-    of pairs.
+    """An attack that centres, normalises and maps each side linearly.
+
+    The maps follow from the moments of pairs.
 
     A subclass derives ``maps`` from means and covariances of normalised pairs:
     ``statistics.mean_p`` ``(D,)``, ``statistics.pp``, ``statistics.po`` ``(D, D)`` and so on, see
@@ -261,8 +268,9 @@ class LinearAttack(TunedAttack):
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
     ) -> AnySolution:
-        """Return, for each side, the normalisation of the view followed by the maps of normalised
-        pairs.
+        """Return the normalisation of the view followed by the maps, for each side.
+
+        Maps are those of normalised pairs.
         """
         normalisers = sets.normaliser("original", view), sets.normaliser("protected", view)
         return self.solve_statistics(sets.statistics(view), settings, normalisers)
@@ -305,8 +313,10 @@ def _map_rows_of_one_set(solution: Solution) -> Callable[[Tensor, SideName], Ten
 
 
 def stack_settings(settings: Sequence[Any], like: Tensor) -> Any:
-    """Return numbers as a tensor ``(S, 1, 1, 1)``, tuples of numbers as a tuple of these, and
-    ``[None]`` as None.
+    """Return the settings of an attack as tensors.
+
+    Numbers become ``(S, 1, 1, 1)``, tuples of numbers a tuple of these, and ``[None]`` becomes
+    None.
 
     Example:
         >>> ridge, damping = stack_settings([(0.1, 10.0), (1.0, 10.0)], torch.zeros(1))
@@ -336,8 +346,9 @@ def has_own_score(attack: Any) -> bool:
 
 
 def has_batched_score(attack: Any) -> bool:
-    """Return whether the method ``score`` of an attack takes rows ``(..., A, E)`` and ``(..., B,
-    E)``.
+    """Return whether the ``score`` of an attack takes rows with leading dimensions.
+
+    Rows are ``(..., A, E)`` and ``(..., B, E)``.
     """
     return hasattr(attack, "score") and vars(defining_class(type(attack), "score")).get(
         "has_batched_score", False
@@ -345,8 +356,9 @@ def has_batched_score(attack: Any) -> bool:
 
 
 def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
-    """Return the scores ``(..., A, B)`` of rows already mapped by `attack`: its own `score`, else
-    cosines.
+    """Return the scores ``(..., A, B)`` of rows already mapped by `attack`.
+
+    Its own `score`, else cosines.
     """
     if hasattr(attack, "score"):
         scores: Tensor = attack.score(original, protected)
@@ -357,8 +369,9 @@ def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tenso
 
 
 def has_builtin_fit(attack: Any) -> bool:
-    """Return whether an attack inherits `fit` and `attack` of `TunedAttack` unchanged, so that fits
-    can be shared.
+    """Return whether an attack inherits `fit` and `attack` of `TunedAttack` unchanged.
+
+    Fits can then be shared.
     """
     if not isinstance(attack, TunedAttack):
         return False
@@ -370,8 +383,9 @@ def has_builtin_fit(attack: Any) -> bool:
 
 
 def is_made_for(attack: Any, is_same_side: bool) -> bool:
-    """Return whether an attack is made for pairs of protected speech, or for pairs of original and
-    protected speech.
+    """Return whether an attack is made for this kind of pairs.
+
+    Pairs are of protected speech, or of original and protected speech.
     """
     return (
         not isinstance(attack, TunedAttack) or ("PP" if is_same_side else "OP") in attack.conditions
@@ -386,8 +400,9 @@ def learns_from_moments(attack: Any) -> bool:
 
 
 def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
-    r"""Return D_ECE over its maximum as if scores were Gaussian, negative where targets score
-    lower; 0 without a class.
+    r"""Return D_ECE over its maximum as if scores were Gaussian.
+
+    Negative where targets score lower, 0 without a class.
 
     With the gap :math:`d` between the class means in standard deviations it is
     :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum. Scores
@@ -410,8 +425,9 @@ def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor
 
 
 def choose_most_regularised(separations: Tensor) -> int:
-    """Return the index of the last, most regularised setting that separates nearly as well as the
-    best one.
+    """Return the index of the last setting that separates nearly as well as the best one.
+
+    Settings are sorted from the least to the most regularised.
     """
     size = separations.abs()  # scores may separate in either direction
     return (

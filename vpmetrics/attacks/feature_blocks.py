@@ -16,8 +16,9 @@ ENTRIES_AT_ONCE = 1 << 24  # scores of all attacks held at a time
 
 @dataclass(frozen=True, eq=False)
 class FeatureBlock:
-    """Scores of some features as inner products of rows ``(A, C, R, d)``, or as matrices ``(A, C,
-    R, R')``.
+    """Scores of some features, as inner products of rows or as matrices.
+
+    Rows are ``(A, C, R, d)``, matrices ``(A, C, R, R')``.
 
     ``features`` ``(A,)``: their numbers. ``enrolment`` and ``test`` are None where ``matrix`` is
     given.
@@ -63,8 +64,9 @@ class FeatureBlock:
         return self.enrolment[:, :, rows] @ self.test[:, :, columns].mT
 
     def select_cell(self, cell: int) -> tuple[Tensor, Tensor]:
-        """Return enrolment and test rows ``(A, R, d)`` of one cell, whose inner products are the
-        scores.
+        """Return enrolment and test rows ``(A, R, d)`` of one cell.
+
+        Their inner products are the scores.
         """
         if self.matrix is None:
             assert self.enrolment is not None
@@ -120,8 +122,9 @@ def gather_scores(blocks: Sequence[FeatureBlock], num_features: int) -> Tensor:
 def cut_into_blocks(
     enrolment: CellRows, test: CellRows, num_features: int, is_same_rows: bool
 ) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of enrolment and test rows, so that the scores of all features fit into
-    memory.
+    """Yield slices of enrolment and test rows.
+
+    The scores of all features of a slice fit into memory.
     """
     num_cells, num_rows = enrolment.code.shape
     num_columns = test.code.shape[1]
@@ -146,8 +149,9 @@ def cut_into_blocks(
 def weigh_blocks(
     blocks: Sequence[FeatureBlock], scale: Tensor, offset: Tensor, rows: slice, columns: slice
 ) -> Tensor:
-    """Return weighted sums ``(c, Q, a, b)`` of the scores of all features; ``scale`` ``(c, Q,
-    A)``.
+    """Return weighted sums ``(c, Q, a, b)`` of the scores of all features.
+
+    ``scale`` ``(c, Q, A)``.
     """
     fused: Tensor | None = None
     for block in blocks:
@@ -160,7 +164,8 @@ def weigh_blocks(
 
 
 def _take_rows(rows: Tensor, columns: Tensor) -> Tensor:
-    """Return some rows of each cell, ``(A, C, r, d)``, from rows ``(A, C, R, d)`` and their places
-    ``(C, r)``.
+    """Return some rows of each cell, ``(A, C, r, d)``.
+
+    They are taken from rows ``(A, C, R, d)`` at places ``(C, r)``.
     """
     return rows[:, torch.arange(len(columns), device=columns.device)[:, None], columns]

@@ -1,5 +1,6 @@
-"""What every attack scores: fitted once on the speakers outside each fold, and compared within the
-fold.
+"""What every attack scores.
+
+Fitted once on the speakers outside each fold, and compared within the fold.
 
 Each attack with each of its settings, on each kind of training set and each encoder, is a *feature*
 of a pair.
@@ -60,8 +61,9 @@ class AttackName(NamedTuple):
 
     @property
     def profile(self) -> int:
-        """Index of the poorest profile that has what the attack needs; the richest where that is
-        unknown.
+        """Index of the poorest profile that has what the attack needs.
+
+        The richest where that is unknown.
         """
         if self.needs in PROFILES:
             return PROFILES.index(self.needs)
@@ -183,8 +185,9 @@ class AttackFeatures:
     def _fit_on_observed(
         self, attacks: Sequence[Any], observed: MomentSums, pooled: TrainingSets | None
     ) -> None:
-        """Fit attacks on observed pairs, together with those of the other folds where there are
-        any.
+        """Fit attacks on observed pairs.
+
+        Those of the other folds are added where there are any.
         """
         if pooled is None:
             statistics = observed.statistics()
@@ -227,8 +230,9 @@ class AttackFeatures:
     def compare(
         self, enrolment: CellRows, test: CellRows, condition: Condition, folds: range
     ) -> list[FeatureBlock]:
-        """Return the features of pairs of enrolment and test rows ``(C, R)`` of the cells of some
-        folds.
+        """Return the features of pairs of enrolment and test rows.
+
+        ``(C, R)`` are those of the cells of some folds.
         """
         blocks = []
         first_feature = 0
@@ -363,15 +367,17 @@ def attack_name(attack: Any) -> str:
 
 
 def name_on_encoder(attack: str, encoder: str) -> str:
-    """Return the name of an attack on the embeddings of one of several encoders; without a name, of
-    the only one.
+    """Return the name of an attack on the embeddings of one of several encoders.
+
+    Without a name, of the only one.
     """
     return f"{attack} on {encoder}" if encoder else attack
 
 
 def _fit_user_attack(attack: Any, sets: TrainingSets, number: int, data: EvaluationData) -> Any:
-    """Return a copy of a user's attack fitted on one training set, or on as many of its rows as it
-    asks for.
+    """Return a copy of a user's attack fitted on one training set.
+
+    Or on as many of its rows as it asks for.
     """
     rows = sets.is_member[number].nonzero().flatten()
     most = getattr(attack, "most_rows", None)
@@ -401,8 +407,9 @@ def _make_row_map(fitted: Any, dtype: torch.dtype) -> Any:
 
 
 def unit_length(side: Utterances) -> Utterances:
-    """Return a side with rows of unit length: attacks see directions, never the length of
-    embeddings.
+    """Return a side with rows of unit length.
+
+    Attacks see directions, never the length of embeddings.
     """
     rows = at_least_float32(side.embeddings.detach())
     return replace(side, embeddings=unit_rows(rows).to(rows.dtype))

@@ -1,5 +1,6 @@
-"""The fused attacker on one fold: rows whose inner products are fused scores, also of
-conversations.
+"""The fused attacker on one fold.
+
+Rows whose inner products are fused scores, also of conversations.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _FEW_ROWS_PER_MEMBER = 32
 
 @dataclass(frozen=True, eq=False)
 class WeightedRows:
-    """Rows of some attacks, ``(..., A, R, d)`` of each side, with what their scores weigh in the
-    fused one.
+    """Rows of some attacks, and what their scores weigh in the fused one.
+
+    Rows of each side are ``(..., A, R, d)``.
 
     ``weight``, ``mean``, ``deviation`` ``(A,)``: weight of the standardised score; mean and
     deviation of the scores. ``chance_weight`` ``(A,)``: the weight with speakers permuted.
@@ -46,8 +48,9 @@ class WeightedRows:
         return replace(self, enrolment=enrolment, test=test, mean=mean, deviation=deviation)
 
     def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
-        """Return enrolment rows ``(..., R, E)`` and test rows of the weighted sum of standardised
-        scores.
+        """Return enrolment and test rows whose inner product is the weighted sum of scores.
+
+        Rows are ``(..., R, E)``, scores are standardised.
 
         With ``is_permuted`` weights are those that were fitted with speakers permuted.
         """
@@ -63,8 +66,9 @@ class WeightedRows:
 
 
 def _average_rows(rows: Tensor, members: Tensor, is_cosine: bool) -> Tensor:
-    """Return the mean of the member rows, ``(K, A, C, d)``, from rows ``(A, R, d)`` and members
-    ``(K, C, L)``.
+    """Return the mean of the member rows, ``(K, A, C, d)``.
+
+    Rows are ``(A, R, d)``, members ``(K, C, L)``.
     """
     num_draws, num_conversations, length = members.shape
     # one product is faster than gathering all members
@@ -93,8 +97,9 @@ class FoldRows:
 
     @property
     def enrolment_rows(self) -> Tensor:
-        """Rows ``(A, E)``: the inner product with a test row is the fused score of the trial,
-        higher = more alike.
+        """Return enrolment rows ``(A, E)`` for the fused score.
+
+        The inner product with a test row is the fused score of the trial, higher = more alike.
         """
         return torch.cat([weighted.join()[0] for weighted in self.rows_of_attacks], dim=-1)
 
@@ -104,8 +109,9 @@ class FoldRows:
         return torch.cat([weighted.join()[1] for weighted in self.rows_of_attacks], dim=-1)
 
     def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the rows of both sides; with ``is_permuted`` by the weights of permuted
-        speakers.
+        """Return the rows of both sides.
+
+        With ``is_permuted`` by the weights of permuted speakers.
         """
         sides = [weighted.join(is_permuted) for weighted in self.rows_of_attacks]
         enrolment_rows = torch.cat([enrolment for enrolment, _ in sides], dim=-1)
@@ -164,8 +170,9 @@ class FoldRowsOfCondition(Sequence[FoldRows]):
 
 
 class FusedFold(NamedTuple):
-    """Utterances of a fold whose embeddings are fused rows, and how a test is compared with a
-    reference.
+    """Utterances of a fold whose embeddings are fused rows.
+
+    And how a test is compared with a reference.
     """
 
     data: EvaluationData
@@ -175,8 +182,9 @@ class FusedFold(NamedTuple):
 def make_fused_fold(
     enrolment: Utterances, test: Utterances, rows: tuple[Tensor, Tensor], condition: Condition
 ) -> FusedFold:
-    """Return the fold with enrolment rows in the first half of the columns and test rows in the
-    second half.
+    """Return the fold with enrolment rows in the first half of the columns.
+
+    Test rows are in the second half.
     """
     enrolment_rows, test_rows = rows
     width = enrolment_rows.shape[1]

@@ -157,8 +157,9 @@ def label_pairs(
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> Tensor:
-    """Return the kind of every pair of enrolment and test rows of the same cell, ``(C, A, B)``
-    int32.
+    """Return the kind of every pair of enrolment and test rows of a cell.
+
+    Kinds are ``(C, A, B)`` int32.
 
     With ``is_same_rows`` every unordered pair counts once.
     """
@@ -185,8 +186,9 @@ def label_pairs(
 
 
 class Sample(NamedTuple):
-    """Some rows of each cell: their columns ``(C, r)``, whether one is taken, and the new code of
-    its speaker.
+    """Some rows of each cell.
+
+    Their columns ``(C, r)``, whether one is taken, and the new code of its speaker.
     """
 
     columns: Tensor

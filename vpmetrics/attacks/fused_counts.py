@@ -29,8 +29,9 @@ _NUM_CELLS = 1 << 10  # of the axis that replicates are counted in
 
 
 def assign_bins(scores: Tensor) -> Tensor:
-    """Return the bin of fused scores over their deviation, int32: about equal near 0, and wider
-    outwards.
+    """Return the bin of fused scores over their deviation, int32.
+
+    About equal near 0, and wider outwards.
     """
     squashed = scores / (scores.abs() + _LINEAR_RANGE)  # in (-1, 1)
     bins = ((squashed + 1) * (NUM_BINS / 2)).nan_to_num(0)
@@ -53,8 +54,9 @@ def add_pairs(counts: Tensor, scores: Tensor, kinds: Tensor) -> None:
 
 
 def steps_of_counts(counts: Tensor, is_permuted: bool) -> Steps:
-    """Return the steps of counts ``(..., 3, B)`` by kind; permuted targets are pairs of a speaker
-    and the next.
+    """Return the steps of counts ``(..., 3, B)`` by kind.
+
+    Permuted targets are pairs of a speaker and the next.
     """
     nontargets, next_speaker, targets = counts.unbind(-2)
     edges = counts.new_empty(0)
@@ -91,8 +93,9 @@ def take_row(steps: Steps, row: int) -> Steps:
 
 
 def merge_bins(steps: Steps) -> Tensor:
-    """Return for each bin a coarser cell of about as many trials; pools of PAV begin with a
-    cell.
+    """Return for each bin a coarser cell of about as many trials.
+
+    Pools of PAV begin with a cell.
     """
     share_of_targets = steps.targets / (2 * steps.targets.sum())
     share_of_nontargets = steps.nontargets / (2 * steps.nontargets.sum())

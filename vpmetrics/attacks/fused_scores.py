@@ -138,8 +138,9 @@ class FusedScores:
         return self._fusions[condition.name]
 
     def _fit_fusion(self, condition: Condition) -> ConditionFusion:
-        """Score a sample of pairs by every feature, standardise, and fit the weights of each
-        profile.
+        """Fit the weights of each profile on a sample of pairs.
+
+        Pairs are scored by every feature, and scores are standardised.
         """
         enrolment, test = self._arrange(condition)
         is_same_rows = enrolment[0] is test[0]
@@ -191,8 +192,9 @@ class FusedScores:
         )
 
     def _arrange(self, condition: Condition) -> tuple[list[CellRows], list[CellRows]]:
-        """Return enrolment and test rows of each encoder in their cells; the same objects where
-        these are the same.
+        """Return enrolment and test rows of each encoder in their cells.
+
+        The same objects where these are the same.
         """
         enrolment = []
         test = []
@@ -240,8 +242,9 @@ class FusedScores:
     def _cut_rows(
         self, enrolment: Sequence[CellRows], test: Sequence[CellRows], num_features: int
     ) -> list[range]:
-        """Return the folds that are worked on at a time, so that their mapped rows fit into
-        memory.
+        """Return the folds that are worked on at a time.
+
+        Their mapped rows fit into memory.
         """
         num_rows = enrolment[0].code.shape[1] + test[0].code.shape[1]
         width = sum(cells.embeddings.shape[-1] for cells in enrolment)
@@ -288,9 +291,7 @@ class FusedScores:
     def _score_all_pairs(
         self, fusion: ConditionFusion, chosen: Sequence[int]
     ) -> Iterator[_ScoredBlock]:
-        """Yield all pairs of all folds by the fused scores with these numbers, and by plain
-        comparison.
-        """
+        """Yield all pairs of all folds by some fused scores, and by plain comparison."""
         turn = 0
         for folds in self.cut_folds(fusion):
             cells = self._cells_of(folds)
@@ -315,8 +316,9 @@ class FusedScores:
                 )
 
     def count_pairs(self, fusion: ConditionFusion) -> Tensor:
-        """Return the counts ``(2 P, 3, B)`` of all pairs by each fused score, kind of pair and
-        bin.
+        """Return the counts ``(2 P, 3, B)`` of all pairs.
+
+        By each fused score, kind of pair and bin.
         """
         num_scores = fusion.weights.shape[1]
         counts = empty_counts(num_scores, self._data.speakers.device)
@@ -328,8 +330,9 @@ class FusedScores:
     def count_replicates(
         self, fusion: ConditionFusion, score: int, steps: Steps, groups: JackknifeGroups
     ) -> Steps:
-        """Return the trial counts by one fused score, of all speakers and without each group, ``(1
-        + G, S)``.
+        """Return the trial counts by one fused score, ``(1 + G, S)``.
+
+        Of all speakers, and without each group.
         """
         folds = self._folds
         num_cells = len(fusion.mean)
@@ -353,8 +356,9 @@ class FusedScores:
 
 
 class _ScoredBlock(NamedTuple):
-    """Fused scores ``(c, Q, a, b)`` over their deviation, kinds ``(c, a, b)``, codes of both sides,
-    the first cell.
+    """Fused scores ``(c, Q, a, b)`` over their deviation.
+
+    With kinds ``(c, a, b)``, the codes of both sides, and the first cell.
     """
 
     scores: Tensor

@@ -141,8 +141,9 @@ class FusedAttacker:
         return self._encoders
 
     def report_attacks(self, results: Mapping[str, FusedResult]) -> tuple[ReportedAttack, ...]:
-        """Return all attacks, with what each finds by itself, and its share, in the results by
-        condition.
+        """Return all attacks in the results by condition.
+
+        With what each finds by itself, and its share.
         """
         names = []
         for encoder in self._encoder_names:
@@ -157,8 +158,9 @@ class FusedAttacker:
         result: FusedResult,
         plain: StepsOfBothSigns | Sequence[StepsOfBothSigns] = (),
     ) -> LearningCurve:
-        """Return what the attacker learns from a quarter and half of the speakers, and from all,
-        and the limit of many speakers.
+        """Return what the attacker learns from a quarter, half and all of the speakers.
+
+        The last value is the limit of many speakers.
 
         Maps and weights are fitted again on some of the speakers of the other folds, without what
         was observed; the attacked trials stay the same. See :class:`LearningCurve`.
@@ -191,8 +193,9 @@ class FusedAttacker:
         return LearningCurve((*num_speakers, num_all), (*d_ece, value), limit)
 
     def _fit_on_share(self, condition: Condition, subset: int, share: int) -> FusedAttacker:
-        """Return the attacker fitted on every so many speakers of each fold, beginning with
-        ``subset``.
+        """Return the attacker fitted on every so many speakers of each fold.
+
+        The first of them is ``subset``.
         """
         attacker = FusedAttacker(
             self._all_encoders, self.attacks, [condition], enrolment=self.enrolment
@@ -201,8 +204,9 @@ class FusedAttacker:
         return attacker
 
     def fused_folds(self, condition: Condition, result: FusedResult) -> list[FusedFold]:
-        """Return the utterances of each fold, with what the chosen branch compares; an empty list
-        where undefined.
+        """Return the utterances of each fold, with what the chosen branch compares.
+
+        An empty list where undefined.
         """
         if not result.attacks:
             return []
@@ -241,8 +245,9 @@ class FusedAttacker:
         plain: StepsOfBothSigns | Sequence[StepsOfBothSigns] = (),
         plain_replicates: StepsOfBothSigns | Sequence[StepsOfBothSigns] | None = None,
     ) -> FusedResult:
-        """Return what the fused attacker learns in a condition; NaN and one warning where it is
-        undefined.
+        """Return what the fused attacker learns in a condition.
+
+        NaN and one warning where it is undefined.
 
         ``groups`` are left out one by one; attacks and weights stay as they are. ``plain``: what
         plain comparison finds on all trials, by encoder; the result is at least that, in the better
@@ -377,8 +382,9 @@ class FusedAttacker:
     def _compare_plainly(
         self, condition: Condition, index: int, groups: JackknifeGroups | None
     ) -> tuple[StepsOfBothSigns, list[StepsOfBothSigns]]:
-        """Return what plain comparison finds by one encoder on all trials, and with groups without
-        each of them.
+        """Return what plain comparison by one encoder finds.
+
+        On all trials, and with groups without each of them.
         """
         enrolment, test = self._encoders[index].sides(condition, self.enrolment)
         num_speakers = len(self.data.speakers)

@@ -1,5 +1,6 @@
-"""Kernel attacks: those that are not linear, fitted on a bounded number of utterances of each
-training set.
+"""Kernel attacks, which are not linear.
+
+They are fitted on a bounded number of utterances of each training set.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _JITTER = 1e-6  # of the mean diagonal, so that a singular kernel has a Cholesky
 
 
 class KernelRidge(TunedAttack):
-    r"""Original speech predicted from protected speech by kernel ridge regression, on at most 512
-    utterances.
+    r"""Original speech predicted from protected speech by kernel ridge regression.
+
+    It is fitted on at most 512 utterances.
 
     .. math::
         \hat o = k(p, P)\,(k(P, P) + \lambda I)^{-1}\,(O - \bar o), \qquad k(p, q) = e^{-|p - q|^2
@@ -61,9 +63,7 @@ class KernelRidge(TunedAttack):
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
     ) -> Solution:
-        """Return maps of protected rows to predicted original rows, and of original rows to centred
-        ones.
-        """
+        """Return maps of protected rows to predicted originals, and of original rows to centred."""
         rows = sets.take_rows(_MOST_ROWS)
         original = sets.view_rows("original", view, rows)
         protected = sets.view_rows("protected", view, rows)
@@ -77,8 +77,9 @@ class KernelRidge(TunedAttack):
 
 
 class EvenKernelRidge(TunedAttack):
-    r"""Protected speech predicted from products of the dimensions of original speech, by kernel
-    ridge regression.
+    r"""Protected speech predicted from products of the dimensions of original speech.
+
+    By kernel ridge regression.
 
     The kernel is :math:`k(o, q) = (o \cdot q)^2`, that of all squares and products, so that even
     functions of any rotation of the original are detected. The attacker must have pairs, that is,
@@ -104,9 +105,7 @@ class EvenKernelRidge(TunedAttack):
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
     ) -> Solution:
-        """Return maps of original rows to predicted protected rows, and of protected rows to
-        centred ones.
-        """
+        """Return maps of original rows to predicted protected rows, and of protected to centred."""
         kernel = _fit_product_kernel(sets, "original", view)
         protected = sets.view_rows("protected", view, sets.take_rows(_MOST_PRODUCTS))
         mean = protected.mean(1, keepdim=True)
@@ -118,8 +117,9 @@ class EvenKernelRidge(TunedAttack):
 
 
 class OuterProducts(TunedAttack):
-    r"""Outer products of original speech predicted from those of protected speech, and compared by
-    cosine.
+    r"""Outer products of original speech predicted from those of protected speech.
+
+    They are compared by cosine.
 
     Outer products :math:`o o^\top` do not depend on signs, so a random sign per utterance hides
     nothing. With a kernel they need not be stored. The attacker must have pairs, that is, the
@@ -139,8 +139,9 @@ class OuterProducts(TunedAttack):
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
     ) -> Solution:
-        """Return maps of both sides to coordinates in the span of the outer products of original
-        training rows.
+        """Return maps of both sides to coordinates in the span of outer products.
+
+        They are those of original training rows.
         """
         kernel_o = _fit_product_kernel(sets, "original", view)
         kernel_p = _fit_product_kernel(sets, "protected", view)

@@ -1,5 +1,6 @@
-"""Attacks that follow from means and covariances: of protected speech alone, with speakers, or of
-pairs.
+"""Attacks that follow from means and covariances.
+
+Of protected speech alone, with speakers, or of pairs.
 
 Every ``maps`` here works on all training sets at once, and on all settings: numbers of a setting
 are tensors ``(S, 1, 1, 1)``, statistics ``(T, D, D)``, maps ``(S, T, D, D)``.
@@ -114,8 +115,9 @@ class Whitening(LinearAttack):
 
 
 class WithinClassWhitening(LinearAttack):
-    """Both sides whitened by protected speech within speakers. The attacker needs protected speech
-    with speakers.
+    """Both sides whitened by protected speech within speakers.
+
+    The attacker needs protected speech with speakers.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
@@ -145,8 +147,9 @@ class WithinClassWhitening(LinearAttack):
 
 
 class WithinClassScaling(LinearAttack):
-    """Every dimension divided by the deviation of protected speech within speakers, of which
-    speakers are needed.
+    """Every dimension divided by the deviation of protected speech within speakers.
+
+    The attacker needs these speakers.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
@@ -214,8 +217,9 @@ class PLDA(LinearAttack):
 
 
 class RidgeToOriginal(LinearAttack):
-    """Original speech predicted from protected speech. The attacker needs pairs, that is, the
-    anonymiser.
+    """Original speech predicted from protected speech.
+
+    The attacker needs pairs, that is, the anonymiser.
 
     Example:
         >>> original, speakers = (
@@ -241,8 +245,9 @@ class RidgeToOriginal(LinearAttack):
 
 
 class RidgeToProtected(LinearAttack):
-    """Protected speech predicted from original speech. The attacker needs pairs, that is, the
-    anonymiser.
+    """Protected speech predicted from original speech.
+
+    The attacker needs pairs, that is, the anonymiser.
 
     Example:
         >>> original, speakers = (
@@ -271,8 +276,9 @@ class RidgeToProtected(LinearAttack):
 
 
 class SquaresToProtected(RidgeToProtected):
-    """Protected rows predicted from the squares of original rows: detects even functions. The
-    attacker needs pairs.
+    """Protected rows predicted from the squares of original rows: detects even functions.
+
+    The attacker needs pairs.
 
     Example:
         >>> original = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -289,8 +295,9 @@ class SquaresToProtected(RidgeToProtected):
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
     ) -> AnySolution:
-        """Return the steps of both sides: original rows are squared and regressed, protected rows
-        are only centred.
+        """Return the steps of both sides.
+
+        Original rows are squared and regressed, protected rows are only centred.
         """
         normalisers = (
             SquaredRows(sets.normaliser("original", view)),
@@ -302,8 +309,9 @@ class SquaresToProtected(RidgeToProtected):
 
 
 class Procrustes(LinearAttack):
-    """Protected speech rotated onto original speech. The attacker needs pairs, that is, the
-    anonymiser.
+    """Protected speech rotated onto original speech.
+
+    The attacker needs pairs, that is, the anonymiser.
 
     Example:
         >>> original, speakers = (
@@ -323,15 +331,17 @@ class Procrustes(LinearAttack):
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
-        """Return the orthogonal map that brings the sides closest: the polar factor of their
-        products.
+        """Return the orthogonal map that brings the sides closest.
+
+        The polar factor of their products.
         """
         return Maps(statistics.mean_o, None, statistics.mean_p, orthogonalise(statistics.po))
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    r"""Return the polar factor :math:`C (C^\top C)^{-1/2}` of matrices ``(..., D, D)`` by
-    Newton-Schulz steps.
+    r"""Return the polar factor :math:`C (C^\top C)^{-1/2}` by Newton-Schulz steps.
+
+    Matrices are ``(..., D, D)``.
 
     Singular values far below the largest stay small: their directions are noise.
 
@@ -353,8 +363,9 @@ def orthogonalise(matrix: Tensor) -> Tensor:
 
 
 class CanonicalCorrelation(LinearAttack):
-    r"""Directions of both sides that vary together, weighted as the likelihood ratio of Gaussian
-    pairs weighs them.
+    r"""Directions of both sides that vary together.
+
+    They are weighted as the likelihood ratio of Gaussian pairs weighs them.
 
     With canonical correlations :math:`\rho`, the evidence that two utterances are a pair is
     :math:`\rho / (1 - \rho^2)` times the product of their canonical variates:
@@ -391,8 +402,9 @@ class CanonicalCorrelation(LinearAttack):
     def maps(
         self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]
     ) -> Maps:
-        """Return the whitening of each side, then K for protected rows, then a root of the inverse
-        for both sides.
+        """Return the whitening of each side, then K for protected rows, then a root of the inverse.
+
+        The root is for both sides.
         """
         white_o, white_p, product, root = _correlate(statistics, *setting)
         return Maps(
@@ -403,8 +415,9 @@ class CanonicalCorrelation(LinearAttack):
 def _correlate(
     statistics: PairStatistics, ridge: float | Tensor, damping: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the whitening of both sides, K, and a root of the inverse of ``(1 + damping) I - K.T
-    K``.
+    """Return the whitening of both sides, K, and a root for the damped inverse.
+
+    The root is that of the inverse of ``(1 + damping) I - K.T K``.
     """
     white_o = statistics.whiten("oo", ridge)
     white_p = statistics.whiten("pp", ridge)
@@ -414,8 +427,9 @@ def _correlate(
 
 
 class LikelihoodRatio(LinearAttack):
-    r"""Log-likelihood ratio of an original and a protected row: pair of one speaker or independent,
-    both Gaussian.
+    r"""Log-likelihood ratio of an original and a protected row.
+
+    Pair of one speaker or independent, both Gaussian.
 
     With whitened rows :math:`o, p` and :math:`K` as in :class:`CanonicalCorrelation`, up to a
     constant
@@ -445,8 +459,9 @@ class LikelihoodRatio(LinearAttack):
     def maps(
         self, statistics: PairStatistics, setting: tuple[float | Tensor, float | Tensor]
     ) -> Maps:
-        """Return the maps of canonical correlation, and the steps that append the quadratic terms
-        of each side.
+        """Return the maps of canonical correlation.
+
+        Further steps append the quadratic terms of each side.
         """
         white_o, white_p, product, root = _correlate(statistics, *setting)
         map_o = torch.cat([white_o, white_o @ root], dim=-1)
@@ -465,8 +480,9 @@ class LikelihoodRatio(LinearAttack):
 
 
 def _append_original_bias(rows: Tensor) -> Tensor:
-    """Return mapped rows, their bias and 1, ``(..., D + 2)``, from whitened and mapped rows side by
-    side.
+    """Return mapped rows, their bias and 1, ``(..., D + 2)``.
+
+    From whitened and mapped rows side by side.
     """
     white, mapped = rows.tensor_split(2, dim=-1)
     bias = 0.5 * (white.square().sum(-1, keepdim=True) - mapped.square().sum(-1, keepdim=True))

@@ -1,5 +1,6 @@
-"""What attacks are fitted on: rows of unit length, and means and covariances of the pairs that each
-attacker has.
+"""What attacks are fitted on.
+
+Rows of unit length, and means and covariances of the pairs that each attacker has.
 
 An attack is fitted many times: on the speakers outside each fold, of all partitions or of one.
 These *training sets* are a dimension of every tensor, so that one product, or one Cholesky
@@ -39,15 +40,17 @@ _ROWS_AT_ONCE = 1 << 12  # observed rows widened at a time
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Return rows of any length at unit length, in the wide dtype, without overflow; rows of zeros
-    stay zeros.
+    """Return rows of any length at unit length, in the wide dtype, without overflow.
+
+    Rows of zeros stay zeros.
     """
     return SCORERS["cosine"].prepare(widen(rows))
 
 
 def divide_by_norm(rows: Tensor) -> Tensor:
-    """Return rows ``(..., N, D)`` at unit length in their own dtype; their squares must neither
-    overflow nor vanish.
+    """Return rows ``(..., N, D)`` at unit length in their own dtype.
+
+    Their squares must neither overflow nor vanish.
     """
     return normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
 
@@ -63,8 +66,9 @@ def mean_of_diagonal(matrix: Tensor) -> Tensor:
 
 
 def cholesky_plus_diagonal(matrix: Tensor, added: Tensor | float) -> Tensor:
-    """Return the lower Cholesky factor of symmetric matrices ``(..., D, D)`` plus ``added`` times
-    the identity.
+    """Return the Cholesky factor of matrices ``(..., D, D)`` plus ``added`` times the identity.
+
+    The factor is lower, the matrices are symmetric.
     """
     factor: Tensor = torch.linalg.cholesky_ex(matrix + added * identity_like(matrix)).L
     return factor
@@ -79,16 +83,18 @@ def invert_lower(factor: Tensor) -> Tensor:
 
 
 def solve_lower(factor: Tensor, rows: Tensor) -> Tensor:
-    """Return ``rows @ inv(factor).T`` for a lower triangular factor; solving is faster than a
-    product.
+    """Return ``rows @ inv(factor).T`` for a lower triangular factor.
+
+    Solving is faster than a product.
     """
     solved: Tensor = torch.linalg.solve_triangular(factor.to(rows), rows.mT, upper=False)
     return solved.mT
 
 
 def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
-    """Return ``"centred"``, and ``"standardised"`` too where few dimensions hold most of the
-    variance.
+    """Return ``"centred"``, and perhaps ``"standardised"``.
+
+    The second only where few dimensions hold most of the variance.
 
     The variance of rows of unit length is spread over an effective share of the dimensions, in (0,
     1]. The choice does not depend on labels. Waits for the device once.
@@ -109,8 +115,9 @@ def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNorm
 
 @dataclass(frozen=True, eq=False)
 class RowNormaliser:
-    """How each training set normalises rows of unit length: centred and scaled, and of unit length
-    again.
+    """How each training set normalises rows of unit length.
+
+    Centred and scaled, and of unit length again.
 
     ``centre`` ``(T, 1, D)``; ``scale`` ``(T, 1, D)`` or None.
     """
@@ -163,8 +170,9 @@ class ValueCache:
 
 
 class PairSums(NamedTuple):
-    """Sums over the pairs of each training set; a pair is one row ``(2 D,)``, original and
-    protected side by side.
+    """Sums over the pairs of each training set.
+
+    A pair is one row ``(2 D,)``, original and protected side by side.
 
     ``counts`` ``(T, S)``: pairs of each speaker; ``sums`` ``(T, 2 D)``; ``products`` ``(T, 2 D, 2
     D)``; ``speaker_sums`` ``(T, S, D)`` of protected rows.
@@ -207,8 +215,9 @@ class PairStatistics:
         return self.pp - self.between_pp
 
     def project(self, name: str) -> Tensor:
-        """Return ``(T, D, D)`` that leaves out the directions in which the training rows of a side
-        do not vary.
+        """Return a projection ``(T, D, D)`` onto the directions in which training rows vary.
+
+        Rows are those of one side.
 
         ``name`` is ``"oo"`` or ``"pp"``. Nothing is known about such directions, and a whitening
         would blow them up. The projection is smooth, ``v / (v + e)`` for a variance of ``v``, so
@@ -225,8 +234,9 @@ class PairStatistics:
         return self._projections[name]
 
     def whiten(self, name: str, ridge: float | Tensor) -> Tensor:
-        """Return a map ``(..., T, D, D)`` after which ``oo``, ``pp`` or ``within_pp`` with a ridge
-        is the identity.
+        """Return a map ``(..., T, D, D)`` that whitens one covariance.
+
+        After it ``oo``, ``pp`` or ``within_pp`` with a ridge is the identity.
 
         The ridge is relative to the mean of the diagonal.
         """
@@ -236,8 +246,9 @@ class PairStatistics:
         return self.project("oo" if name == "oo" else "pp") @ inverse_root.mT
 
     def select_set(self, number: int) -> PairStatistics:
-        """Return the statistics of one training set, without the dimension of sets: means
-        ``(D,)``.
+        """Return the statistics of one training set, without the dimension of sets.
+
+        Means ``(D,)``.
         """
         statistics = object.__new__(PairStatistics)
         statistics.mean_o = self.mean_o[number, 0]
@@ -298,8 +309,9 @@ class TrainingSets(ValueCache):
         return self.original if name == "original" else self.protected
 
     def normaliser(self, side: SideName, view: RowNormalisation) -> RowNormaliser | None:
-        """Return the normalisation of ``"original"`` or ``"protected"`` rows; None for rows as they
-        are.
+        """Return the normalisation of ``"original"`` or ``"protected"`` rows.
+
+        None for rows as they are.
         """
         if view == UNIT:
             return None
@@ -318,8 +330,9 @@ class TrainingSets(ValueCache):
         return RowNormaliser(mean[:, None], scale[:, None])
 
     def view_rows(self, side: SideName, view: RowNormalisation, rows: slice | Tensor) -> Tensor:
-        """Return some rows as each training set normalises them, ``(T, n, D)``; ``rows`` may be
-        ``(T, n)``.
+        """Return some rows as each training set normalises them, ``(T, n, D)``.
+
+        ``rows`` may be ``(T, n)``.
         """
         normaliser = self.normaliser(side, view)
         chosen = self.side(side)[rows]
@@ -331,8 +344,9 @@ class TrainingSets(ValueCache):
     def statistics(
         self, view: RowNormalisation, is_original_squared: bool = False
     ) -> PairStatistics:
-        """Return means and covariances of normalised rows of every training set, or of squares of
-        original rows.
+        """Return means and covariances of normalised rows of every training set.
+
+        Or of squares of original rows.
         """
         key = (view, is_original_squared, "statistics")
         return self.get_or_make(
@@ -382,8 +396,9 @@ class TrainingSets(ValueCache):
         return PairSums(counts, sums, products, speaker_sums)
 
     def take_rows(self, max_rows: int) -> Tensor:
-        """Return indices ``(T, n)`` of at most ``max_rows`` evenly spaced rows, as many of every
-        training set.
+        """Return indices ``(T, n)`` of at most ``max_rows`` evenly spaced rows.
+
+        As many of every training set.
 
         Waits for the device once.
         """

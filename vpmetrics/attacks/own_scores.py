@@ -20,8 +20,9 @@ def score_cell(
     cell: int,
     is_halved: bool,
 ) -> Tensor:
-    """Return the scores ``(A, B)`` of one cell by the methods of an attack, with mean 0 and
-    deviation 1.
+    """Return the scores ``(A, B)`` of one cell by the methods of an attack.
+
+    They have mean 0 and deviation 1.
 
     With a method ``enrol``, a test is compared with the speaker as enrolled from the other half of
     the recordings.
@@ -59,8 +60,9 @@ def _score(attack: Any, rows: Tensor, columns: Tensor) -> Tensor:
 def _assign_halves(
     enrolment: CellRows, test: CellRows, cell: int, num_rows: int, num_columns: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the half, 0 or 1, that the recording of each row belongs to: every other one of its
-    speaker.
+    """Return the half, 0 or 1, that the recording of each row belongs to.
+
+    Every other one of its speaker.
     """
     ids = torch.cat([enrolment.ids[cell, :num_rows], test.ids[cell, :num_columns]])
     codes = torch.cat([enrolment.code[cell, :num_rows], test.code[cell, :num_columns]])
@@ -75,8 +77,9 @@ def _assign_halves(
 
 
 def standardise_matrix(scores: Tensor) -> Tensor:
-    """Return scores with mean 0 and deviation 1; all 0 where some are infinite or all equal,
-    missing ones 0.
+    """Return scores with mean 0 and deviation 1.
+
+    All 0 where some are infinite or all equal, missing ones 0.
     """
     scores = scores.double() if scores.device.type != "mps" else scores
     is_known = ~scores.isnan()

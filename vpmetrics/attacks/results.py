@@ -1,5 +1,6 @@
-"""What the fused attacker returns: its result in a condition, the table of attacks and the learning
-curve.
+"""What the fused attacker returns.
+
+Its result in a condition, the table of attacks and the learning curve.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class FusedResult:
 def tabulate_attacks(
     labels: Sequence[AttackName], d_ece_of_feature: Sequence[float], shares: Sequence[float]
 ) -> tuple[AttackShare, ...]:
-    """Return what each attack finds by itself in its best setting, and the share of all its
-    settings.
+    """Return what each attack finds by itself in its best setting, and its share.
+
+    The share is that of all its settings.
     """
     best = dict.fromkeys(labels, -math.inf)
     share = dict.fromkeys(labels, 0.0)
@@ -119,8 +121,9 @@ def tabulate_attacks(
 def report_attacks(
     known: Sequence[AttackName], results: Mapping[str, FusedResult]
 ) -> tuple[ReportedAttack, ...]:
-    """Return all attacks, with what each finds by itself, and its share, in the results by
-    condition.
+    """Return all attacks in the results by condition.
+
+    With what each finds by itself, and its share.
 
     ``known``: attacks that are listed first, whether some condition has them or not.
     """

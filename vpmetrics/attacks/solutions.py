@@ -1,5 +1,6 @@
-"""Fitted attacks: how rows of each side are mapped before they are compared, for all training sets
-and settings.
+"""Fitted attacks: how rows of each side are mapped before they are compared.
+
+For all training sets and settings.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ Steps = tuple[Step, ...]
 
 
 class Maps(NamedTuple):
-    """What a linear attack does to each side: ``(x - mean) @ map``; None for a mean of zero and for
-    the identity.
+    """What a linear attack does to each side: ``(x - mean) @ map``.
+
+    None for a mean of zero and for the identity.
 
     A map may also be several steps, one after another: matrices and functions of rows.
 
@@ -66,16 +68,18 @@ class Shift:
 
 
 class Solution(NamedTuple):
-    """The steps of each side, for all training sets and settings: rows ``(T, N, D)`` become ``(S,
-    T, N, d)``.
+    """The steps of each side, for all training sets and settings.
+
+    Rows ``(T, N, D)`` become ``(S, T, N, d)``.
     """
 
     original: Steps
     protected: Steps
 
     def map_side(self, rows: Tensor, side: SideName) -> Tensor:
-        """Return rows ``(T, N, D)`` of a side after its steps, ``(S, T, N, d)``; ``S`` is 1 where
-        no setting counts.
+        """Return rows ``(T, N, D)`` of a side after its steps, ``(S, T, N, d)``.
+
+        ``S`` is 1 where no setting counts.
         """
         steps = self.original if side == "original" else self.protected
         with torch.autocast(rows.device.type, enabled=False):
@@ -93,9 +97,7 @@ class Solution(NamedTuple):
         )
 
     def split_normaliser(self, side: SideName) -> tuple[RowNormaliser | None, Solution]:
-        """Return the normaliser that the steps of a side begin with, and the solution without
-        it.
-        """
+        """Return the normaliser that a side begins with, and the solution without it."""
         steps = self.original if side == "original" else self.protected
         if not steps or not isinstance(steps[0], RowNormaliser):
             return None, self
@@ -147,15 +149,17 @@ def join_steps(
 
 
 class SeparateSolutions(NamedTuple):
-    """Attacks that were fitted one by one: ``functions[setting][training set]`` maps rows ``(N,
-    D)`` of a side.
+    """Attacks that were fitted one by one.
+
+    ``functions[setting][training set]`` maps rows ``(N, D)`` of a side.
     """
 
     functions: Sequence[Sequence[Callable[[Tensor, SideName], Tensor]]]
 
     def map_side(self, rows: Tensor, side: SideName) -> Tensor:
-        """Return rows ``(T, N, D)`` of a side after each attack, ``(S, T, N, d)``, narrow ones
-        filled up with zeros.
+        """Return rows of a side after each attack, ``(S, T, N, d)``.
+
+        Rows are ``(T, N, D)``; narrow ones are filled up with zeros.
         """
         mapped: list[Tensor] = []
         for functions in self.functions:

@@ -50,8 +50,9 @@ class SampledPairs:
 
     @classmethod
     def from_cells(cls, scores: Tensor, kinds: Tensor, cell_fold: Tensor) -> SampledPairs:
-        """Return evenly spaced pairs of each kind, from scores ``(C, A, r, r')`` and kinds ``(C, r,
-        r')``.
+        """Return evenly spaced pairs of each kind.
+
+        From scores ``(C, A, r, r')`` and kinds ``(C, r, r')``.
         """
         nontargets = _choose_evenly(kinds, NONTARGET, _MOST_NONTARGETS)
         targets = _choose_evenly(kinds, TARGET, _MOST_TARGETS)
@@ -88,8 +89,9 @@ def _choose_evenly(kinds: Tensor, kind: int, most: int) -> Tensor:
 
 
 def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores with mean 0 and deviation 1 in each cell, without labels; their means and
-    deviations ``(C, A)``.
+    """Return scores with mean 0 and deviation 1 in each cell, without labels.
+
+    Their means and deviations ``(C, A)``.
 
     A feature whose scores are constant, infinite or missing in some cell is 0 everywhere; its
     deviation is infinite.
@@ -161,8 +163,9 @@ def fit_weights(
 
 
 def balance_classes(is_used: Tensor, is_target: Tensor) -> Tensor:
-    """Return the weight of each pair in each problem ``(..., P)``: those of a class add up to
-    1/2.
+    """Return the weight of each pair in each problem ``(..., P)``.
+
+    Those of a class add up to 1/2.
 
     ``is_used`` ``(..., P)``; ``is_target`` ``(P,)``.
     """
@@ -174,8 +177,9 @@ def balance_classes(is_used: Tensor, is_target: Tensor) -> Tensor:
 
 
 def separate_classes(scores: Tensor, is_target: Tensor, pair_weights: Tensor) -> Tensor:
-    """Return the distance between the class means of each score in deviations within a class,
-    ``(..., K, A)``, from scores ``(..., P, A)`` and weights ``(..., K, P)``.
+    """Return the distance between the class means of each score, ``(..., K, A)``.
+
+    In deviations within a class, from scores ``(..., P, A)`` and weights ``(..., K, P)``.
     """
     means = []
     variance = torch.zeros(1, dtype=scores.dtype, device=scores.device)
@@ -189,8 +193,9 @@ def separate_classes(scores: Tensor, is_target: Tensor, pair_weights: Tensor) ->
 
 
 def share_of_distance(weights: Tensor, sample: SampledPairs) -> Tensor:
-    """Return what each feature adds to the distance between the means of targets and of others,
-    over that distance, from weights ``(P, A)``.
+    """Return what each feature adds to the distance between the class means, as a share.
+
+    From weights ``(P, A)``; the classes are targets and others.
     """
     means = []
     for is_of_class in (sample.is_target, ~sample.is_target):

@@ -1,5 +1,6 @@
-"""The mathematics as pure functions: what each class computes, under the same words in snake
-case.
+"""The mathematics as pure functions.
+
+What each class computes, under the same words in snake case.
 """
 
 from vpmetrics._identification.beta_binomial import fit_beta_binomial

@@ -1,5 +1,6 @@
-r"""Attribute disclosure: what embeddings disclose about sex, accent, age group or emotion, in
-bits.
+r"""Attribute disclosure: what embeddings disclose about sex, accent, age or emotion.
+
+In bits.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ def attribute_disclosure(
     seed: int = 0,
     order_by: Tensor | None = None,
 ) -> AttributeResult:
-    r"""Compute the mutual information of embeddings and an attribute, as a classifier on unseen
-    speakers realises it.
+    r"""Compute the mutual information of embeddings and an attribute.
+
+    A classifier realises it on unseen speakers.
 
     .. math::
         D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
@@ -189,8 +191,9 @@ def _index_labels(labels: Tensor, hashes: Sequence[Tensor]) -> tuple[int, Tensor
 def _permute_labels(
     target: Tensor, speaker_index: Tensor, highest_label: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return labels permuted among speakers where each speaker has one label, otherwise within each
-    speaker.
+    """Return labels permuted among speakers, or within them.
+
+    Among them where each speaker has one label.
     """
     if bool((highest_label[speaker_index] == target).all()):
         # Drawn on the host, so that every device draws the same.
@@ -213,8 +216,9 @@ def _label_entropy(target: Tensor, num_classes: int) -> Tensor:
 def _fit_classifiers(
     embeddings: Tensor, highest_label: Tensor, speaker_index: Tensor, num_classes: int
 ) -> _CrossFittedClassifier:
-    """Return linear and kernel classifiers; speakers, sorted by their label, are assigned to the
-    folds in turn.
+    """Return linear and kernel classifiers.
+
+    Speakers, sorted by their label, are assigned to the folds in turn.
     """
     order = highest_label.argsort(stable=True)
     folds = torch.arange(len(order), device=order.device) % _MOST_FOLDS
@@ -271,8 +275,9 @@ class _CrossFittedClassifier:
             self.factors.append(torch.linalg.cholesky(training + shrinkage * scale * eye))
 
     def refit_on_rows(self, is_kept: Tensor, candidates: set[Setting]) -> _CrossFittedClassifier:
-        """Return classifiers fitted on the rows of a mask; each fold chooses among these candidates
-        again.
+        """Return classifiers fitted on the rows of a mask.
+
+        Each fold chooses among these candidates again.
         """
         products = []
         for total, features in zip(self.products, self.features, strict=True):
@@ -286,8 +291,9 @@ class _CrossFittedClassifier:
         )
 
     def measure_disclosure(self, target: Tensor) -> tuple[Tensor, Tensor, set[Setting]]:
-        """Return the mutual information in bits, out-of-fold log-posteriors ``(N, C)``, and the
-        settings chosen.
+        """Return the mutual information in bits, log-posteriors and the settings chosen.
+
+        Log-posteriors ``(N, C)`` are out of fold.
         """
         labels = one_hot(target, self.num_classes).to(self.features[0].dtype)
         products = [
@@ -314,8 +320,9 @@ class _CrossFittedClassifier:
         return _label_entropy(target, self.num_classes) - cross_entropy, log_posterior, chosen
 
     def _calibrate_across_folds(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return log-softmax of ``scale * score + bias``, both fitted on the held-out scores of the
-        other folds.
+        """Return log-softmax of ``scale * score + bias``, calibrated across folds.
+
+        Both are fitted on the held-out scores of the other folds.
         """
         # (K, 1, N)
         weights = (self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True))[

@@ -1,5 +1,6 @@
-"""Features for rank disclosure that are no embeddings: histograms of pitch and of codebook
-entries.
+"""Features for rank disclosure that are no embeddings.
+
+Histograms of pitch and of codebook entries.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ def f0_histogram(
 
 
 def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
-    """Compute normalised histograms of the codebook entries in uniform segments of an utterance
-    (section 4.2.4).
+    """Compute normalised histograms of the codebook entries in segments of an utterance.
+
+    Segments are uniform (section 4.2.4).
 
     Each segment is an observation of its own: 40 speakers with one recording each and 20 segments
     are 800 inputs.

@@ -1,5 +1,6 @@
-"""Isotonic regression by pool adjacent violators, and the log-likelihood ratios it gives to
-scores.
+"""Isotonic regression by pool adjacent violators.
+
+And the log-likelihood ratios that it gives to scores.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def pav_llr(
     bandwidth: float | None = None,
     validate_args: bool = True,
 ) -> Tensor:
-    r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels, without
-    the prior.
+    r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels.
+
+    Without the prior.
 
     .. math::
         \mathrm{LLR}_B = \ln\frac{T_B}{N_B} - \ln\frac{T}{N}

@@ -1,5 +1,6 @@
-"""Local information disclosure: the bits that each single trial discloses (arXiv 2607.06259,
-2026).
+"""Local information disclosure.
+
+The bits that each single trial discloses (arXiv 2607.06259, 2026).
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ def local_information_disclosure(
 
 
 def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
-    """Fit the slope of a logistic regression of "is the true speaker" on standardised scores, on a
-    development set.
+    """Fit the slope of a logistic regression of "is the true speaker" on scores.
+
+    Scores are standardised, and of a development set.
 
     The regression weighs both classes equally. Where a threshold separates them, one more target at
     the nearest non-target, and one more non-target at the nearest target, bound the slope.
@@ -117,8 +119,9 @@ def identify(
     scoring: Scoring = "cosine",
     slope: float | Tensor | None = None,
 ) -> Identification:
-    """Compute the rank histogram and local information of embeddings, each input scored against
-    each reference.
+    """Compute the rank histogram and local information of embeddings.
+
+    Each input is scored against each reference.
 
     References and protocols are those of ``rank_histogram``. Without a ``slope`` it is
     cross-fitted: the trials of each speaker get the slope fitted on all other speakers, or, with

@@ -37,8 +37,9 @@ from vpmetrics._utterances.utterances import count_values
 
 
 def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-    r"""Compute how often the true speaker comes first among N people, from the ranks among all M
-    references.
+    r"""Compute how often the true speaker comes first among N people.
+
+    It follows from the ranks among all M references.
 
     .. math::
         \pi_N = \sum_{r=1}^{M} h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
@@ -99,8 +100,9 @@ def singling_out(
     scoring: Scoring = "cosine",
     draws: int = 20,
 ) -> dict[str, Tensor]:
-    r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al.,
-    2025).
+    r"""Compute how often an attacker's predicate fires on exactly one of N people.
+
+    Vauquier et al., 2025.
 
     .. math::
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
@@ -183,8 +185,9 @@ def conversations(
     conversation: int,
     sessions: Tensor | None = None,
 ) -> AveragedUtterances:
-    """Average utterances of a speaker and session, so that metrics measure an attacker with that
-    much speech.
+    """Average utterances of a speaker and session.
+
+    Metrics then measure an attacker with that much speech.
 
     Args:
         original: Floating tensor of shape ``(B, D)``, or None.
@@ -224,8 +227,9 @@ def conversations(
 
 
 def _places_of_rows(groups: Tensor, *sides: Tensor) -> Tensor:
-    """Return the place 0, 1, ... of each row in its group, ``(N,)``, in the canonical order of the
-    rows.
+    """Return the place 0, 1, ..
+
+    Of each row in its group, ``(N,)``, in the canonical order of the rows.
     """
     order = order_rows(*sides)
     return torch.empty_like(order).scatter(0, order, count_within(groups[order]))

@@ -33,8 +33,9 @@ def voice_similarity_matrix(
     utterances: Tensor | None = None,
     validate_args: bool = True,
 ) -> SimilarityMatrices:
-    r"""Compute how similar the voices of all pairs of speakers are, within and between original and
-    protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are.
+
+    Within and between original and protected speech.
 
     .. math::
         \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
@@ -81,8 +82,9 @@ def voice_similarity_matrix(
 
 
 def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
-    r"""Compute by how much the diagonal of a similarity matrix exceeds the rest (eq. 8 of the 2022
-    paper).
+    r"""Compute by how much the diagonal of a similarity matrix exceeds the rest.
+
+    Equation 8 of the 2022 paper.
 
     .. math::
         D_\mathrm{diag}(M) = \Bigl|\frac{1}{N} \sum_i M_{ii} - \frac{1}{N(N-1)} \sum_{j \ne k}
@@ -155,8 +157,9 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-    r"""Compute four ratios of D_ECE and minimum Cllr to those of original speech, on the scales of
-    DeID and G_VD.
+    r"""Compute four ratios of D_ECE and minimum Cllr to those of original speech.
+
+    On the scales of DeID and G_VD.
 
     .. math::
         D_\mathrm{ECE}^{(\mathrm{OP/OO})} = 1 -

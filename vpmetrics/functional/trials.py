@@ -19,8 +19,9 @@ _ROWS_AT_ONCE = 1024  # of the score matrix, where all trials are returned
 
 
 class TrialBlocks(Sequence[tuple[Tensor, Tensor]]):
-    """Blocks of trials, each one scored when it is asked for: ``blocks[i]``,
-    ``blocks[rank::world_size]``, or a loop.
+    """Blocks of trials, each one scored when it is asked for.
+
+    ``blocks[i]``, ``blocks[rank::world_size]``, or a loop.
 
     A block holds the trials of some enrolment rows against all test rows: scores and labels
     ``(P,)``. The blocks do not depend on the order of the utterances.
@@ -114,8 +115,9 @@ def trials(
     scoring: Scoring = "cosine",
     validate_args: bool = True,
 ) -> tuple[Tensor, Tensor] | TrialBlocks:
-    """Score the trials of a condition, for any metric with ``update(preds, target)``, torchmetrics'
-    own included.
+    """Score the trials of a condition, for any metric with ``update(preds, target)``.
+
+    torchmetrics' own are included.
 
     Between two sides every pair of different recordings is a trial; within one side every unordered
     pair counts once. Scores carry a gradient where the embeddings do.

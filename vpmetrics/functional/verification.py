@@ -1,5 +1,6 @@
-"""How well scores separate target from non-target trials: costs and error rates of speaker
-verification.
+"""How well scores separate target from non-target trials.
+
+Costs and error rates of speaker verification.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from vpmetrics._util.validation import check_positive, check_trials
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Compute the cost of taking scores as natural-log likelihood ratios (Brümmer and du Preez,
-    2006).
+    r"""Compute the cost of taking scores as natural-log likelihood ratios.
+
+    Brümmer and du Preez, 2006.
 
     .. math::
         C_\mathrm{llr} = \frac{\langle \ln(1 + e^{-s}) \rangle_\mathrm{tar}
@@ -52,8 +54,9 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
 def min_cllr(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> Tensor:
-    r"""Compute the least Cllr that an increasing map of the scores can reach: that of their PAV
-    log-likelihood ratios.
+    r"""Compute the least Cllr that an increasing map of the scores can reach.
+
+    That of their PAV log-likelihood ratios.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -79,8 +82,9 @@ def min_cllr(
 def equal_error_rate(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> Tensor:
-    r"""Compute the error rate where misses and false alarms are equal, on the convex hull of the
-    ROC.
+    r"""Compute the error rate where misses and false alarms are equal, on the ROC's hull.
+
+    The hull is the convex one.
 
     It never exceeds 1/2, nor the rate of the ROC itself, which challenges print: see
     :func:`raw_equal_error_rate`.
@@ -106,8 +110,9 @@ def equal_error_rate(
 
 
 def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Compute the error rate where misses and false alarms are equal, on the ROC itself, not on
-    its convex hull.
+    r"""Compute the error rate where misses and false alarms are equal, on the ROC.
+
+    That is the ROC itself, not its convex hull.
 
     .. math::
         \mathrm{EER} = P(s_\mathrm{tar} < \theta) = P(s_\mathrm{non} > \theta)
@@ -214,8 +219,9 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
 def tpr_at_fpr(
     preds: Tensor, target: Tensor, fpr: Sequence[float] = (0.01, 0.001), validate_args: bool = True
 ) -> dict[str, Tensor]:
-    """Compute the share of targets above the threshold at which a share ``fpr`` of the non-targets
-    lies above.
+    """Compute the share of targets above the threshold of a false-positive rate.
+
+    A share ``fpr`` of the non-targets lies above that threshold.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.

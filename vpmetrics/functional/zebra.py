@@ -1,5 +1,6 @@
-r"""ZEBRA: how many bits about identity the scores disclose, in expectation and at worst, of all and
-of each speaker.
+r"""ZEBRA: how many bits about identity the scores disclose.
+
+In expectation and at worst, of all speakers and of each.
 
 Nautsch et al., "The Privacy ZEBRA", Interspeech 2020; Noé et al., "Towards a unified assessment
 framework of speech pseudonymisation", Computer Speech and Language 72, 2022. Equation numbers are
@@ -112,8 +113,9 @@ def zebra_tag(l_w: Tensor | float) -> str:
 
 
 class ECEProfile(NamedTuple):
-    """Empirical cross-entropy in bits over the prior: of the prior, of calibrated scores, of the
-    scores themselves.
+    """Empirical cross-entropy in bits over the prior.
+
+    Of the prior, of calibrated scores, of the scores themselves.
     """
 
     prior: Tensor
@@ -170,8 +172,9 @@ def calibration_distortion(
     calibration: str = "linear",
     validate_args: bool = True,
 ) -> Tensor:
-    r"""Compute C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (eq. 15
-    and 16).
+    r"""Compute C_ECE, the D_ECE of scores calibrated on another run of the safeguard.
+
+    Equations 15 and 16.
 
     Where each run of the safeguard draws another secret, a calibration fitted on one run may
     mislead on the next.

@@ -1,5 +1,6 @@
-"""What all figures share: axes, colours, markers, labels, legends and the line of the chance
-level.
+"""What all figures share.
+
+Axes, colours, markers, labels, legends and the line of the chance level.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _LEGEND |= {"framealpha": 0.9, "edgecolor": "none", "handlelength": 2.4, "border
 
 
 class Style:
-    """Colour, marker and line of a system by its number, from 0; 18 systems also differ without
-    colour.
+    """Colour, marker and line of a system by its number, from 0.
+
+    18 systems also differ without colour.
     """
 
     def __init__(self, number: int) -> None:
@@ -70,8 +72,9 @@ def next_style(ax: Axes) -> Style:
 
 
 def as_label(name: str) -> str:
-    """Return a name as matplotlib can show it: printable, without mathematics, short enough for a
-    legend.
+    """Return a name as matplotlib can show it.
+
+    Printable, without mathematics, short enough for a legend.
     """
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     if len(name) > _LONGEST_LABEL:
@@ -82,8 +85,9 @@ def as_label(name: str) -> str:
 
 
 def axis_label(key: str, separator: str = " ") -> str:
-    """Return description, symbol and unit of a scalar for an axis: ``expected disclosure D_ECE,
-    bit``.
+    """Return description, symbol and unit of a scalar for an axis.
+
+    ``expected disclosure D_ECE, bit``.
     """
     entry = scalar(key)
     name, colon, _ = entry.description.partition(": ")
@@ -92,22 +96,25 @@ def axis_label(key: str, separator: str = " ") -> str:
 
 
 def set_subscripts(heading: str) -> str:
-    """Return a heading with its index as a subscript, in matplotlib's notation: ``$D_{ECE}$`` for
-    ``D_ECE``.
+    """Return a heading with its index as a subscript, in matplotlib's notation.
+
+    ``$D_{ECE}$`` for ``D_ECE``.
     """
     return re.sub(r"\b([A-Za-z])_(\w+)", r"$\1_{\2}$", heading)
 
 
 def label_with_values(label: str, keys: Sequence[str], scalars: Mapping[str, Any]) -> str:
-    """Return a label with the values of some scalars in brackets; :func:`finish_axes` puts their
-    names above.
+    """Return a label with the values of some scalars in brackets.
+
+    :func:`finish_axes` puts their names above.
     """
     return f"{as_label(label)} ({', '.join(scalar(key).show(float(scalars[key])) for key in keys)})"
 
 
 def axes_or_new(ax: Axes | None, size: tuple[float, float] = (5.0, 3.6)) -> Axes:
-    """Return given axes, or those of a new figure, which pyplot does not manage and which needs no
-    closing.
+    """Return given axes, or those of a new figure.
+
+    Pyplot does not manage the new one, and it needs no closing.
     """
     return axes_in_grid(1, size)[0] if ax is None else ax
 
@@ -139,8 +146,9 @@ def figure_of(ax: Axes) -> Figure:
 def finish_axes(
     ax: Axes, title: str = "", keys: Sequence[str] = (), heading_suffix: str = "", **legend: Any
 ) -> PlotResult:
-    """Add grid, title and a legend; its heading names the scalars in brackets. Return figure and
-    axes.
+    """Add grid, title and a legend; its heading names the scalars in brackets.
+
+    Return figure and axes.
     """
     ax.grid(alpha=0.3)
     ax.minorticks_off()  # of logarithmic axes they take a third of the time to draw a figure
@@ -180,8 +188,9 @@ def set_logarithmic_counts(ax: Axes, base: int = 10) -> None:
 
 
 def error_bar_lengths(key: str, scalars: Mapping[str, Any]) -> NDArray[np.float64]:
-    """Return the lengths of a scalar's confidence interval below and above its value, ``(2, 1)``; 0
-    if unknown.
+    """Return the lengths of a scalar's confidence interval below and above its value, ``(2, 1)``.
+
+    0 if unknown.
     """
     value, low, high = (
         float(scalars.get(f"{key}{suffix}", math.nan)) for suffix in ("", "_low", "_high")

@@ -32,8 +32,9 @@ _LOCAL_KEYS = ("alid", "pdr")
 def draw_rank_histogram(
     histogram: Tensor, scalars: Mapping[str, Any], ax: Axes | None, title: str
 ) -> PlotResult:
-    """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and the
-    chance level.
+    """Draw the share of utterances at each rank of the true speaker.
+
+    With the beta-binomial fit and the chance level.
     """
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
@@ -107,8 +108,9 @@ def find_population_sizes(keys: Iterable[str]) -> list[int]:
 def draw_population_rate(
     curve: Mapping[int, float], gallery: float, ax: Axes | None, label: str = ""
 ) -> PlotResult:
-    """Draw the re-identification rate over the size of the population: a line, and dots where it is
-    extrapolated.
+    """Draw the re-identification rate over the size of the population.
+
+    A line, and dots where it is extrapolated.
     """
     ax, sizes = axes_or_new(ax), sorted(curve)
     style = next_style(ax)
@@ -140,8 +142,9 @@ def draw_over_conversation_lengths(
     name: str = "re-identification rate",
     highest: float = 1.0,
 ) -> PlotResult:
-    """Draw a number over how many utterances are averaged, from 0 to its highest value, and its
-    chance level.
+    """Draw a number over how many utterances are averaged, and its chance level.
+
+    From 0 to its highest value.
 
     ``chance``: one level, or one for each number of utterances.
     """
@@ -165,8 +168,9 @@ def draw_over_conversation_lengths(
 def draw_singling_out(
     population_rates: Mapping[int, tuple[float, float]], ax: Axes | None, label: str
 ) -> PlotResult:
-    """Draw rates of singling out by population size, with twice their standard errors, and the
-    chance level.
+    """Draw rates of singling out by population size.
+
+    With twice their standard errors, and the chance level.
     """
     ax = axes_or_new(ax)
     sizes = [size for size in sorted(population_rates) if not math.isnan(population_rates[size][0])]

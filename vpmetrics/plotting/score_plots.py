@@ -1,5 +1,6 @@
-"""Figures of scores: distributions, error trade-offs, ECE profiles, calibration, and bars of
-disclosure.
+"""Figures of scores.
+
+Distributions, error trade-offs, ECE profiles, calibration, and bars of disclosure.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: s
 def draw_log_roc(
     steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
-    """Draw the true-positive rate over the false-positive rate on logarithmic axes; mark FPR 1 %
-    and 0.1 %.
+    """Draw the true-positive rate over the false-positive rate on logarithmic axes.
+
+    Mark FPR 1 % and 0.1 %.
     """
     ax = axes_or_new(ax)
     if not ax.lines:
@@ -129,8 +131,9 @@ def draw_log_roc(
 
 
 def _miss_rates(steps: Steps, false_alarm_rates: Tensor) -> Tensor:
-    """Return the miss rate at each of ascending false-alarm rates, linear between the points of the
-    ROC.
+    """Return the miss rate at each of ascending false-alarm rates.
+
+    It is linear between the points of the ROC.
     """
     missed, rejected = (
         (part / part[-1]).double().cpu().numpy() for part in missed_and_rejected_counts(steps)
@@ -146,8 +149,9 @@ def draw_ece_profile(
     label: str,
     interval: tuple[Tensor, Tensor] | None = None,
 ) -> PlotResult:
-    """Draw the empirical cross-entropy over the prior: of the oracle calibration, and, dotted, of
-    the scores.
+    """Draw the empirical cross-entropy over the prior.
+
+    Of the oracle calibration, and, dotted, of the scores.
 
     ``interval``: both ends of the confidence interval of ``minimum``, drawn as a band.
     """
@@ -176,8 +180,9 @@ def draw_ece_profile(
 def draw_attacker_profile(
     cross_entropy: Tensor, calibration_distortion: float, cllr: float, ax: Axes, label: str
 ) -> PlotResult:
-    """Draw the ECE profile of scores that an attacker calibrated, on the axes of
-    :func:`draw_ece_profile`.
+    """Draw the ECE profile of scores that an attacker calibrated.
+
+    On the axes of :func:`draw_ece_profile`.
     """
     odds, name = (
         PROFILE_LOG_ODDS / math.log(10),
@@ -189,8 +194,9 @@ def draw_attacker_profile(
 
 
 def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -> PlotResult:
-    """Draw the share of targets over the posterior of log-likelihood ratios, at the prior of the
-    trials.
+    """Draw the share of targets over the posterior of log-likelihood ratios.
+
+    At the prior of the trials.
 
     ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
     """
@@ -234,8 +240,9 @@ def draw_attacks(
     title: str = "",
     fused: Sequence[float] = (math.nan,) * 3,
 ) -> PlotResult:
-    """Draw the expected disclosure to each attack, sorted, to all of them fused on top, and its
-    chance level.
+    """Draw the expected disclosure to each attack, sorted, with the chance level.
+
+    That to all of them fused is on top.
 
     ``fused``: the disclosure to the fused attacker, and both ends of its confidence interval.
     """
@@ -257,8 +264,9 @@ def draw_learning_curve(
     ax: Axes | None,
     label: str = "",
 ) -> PlotResult:
-    """Draw D_ECE over the number of speakers that attacks are fitted on, its limit for very many
-    speakers as a dotted line, and the chance level.
+    """Draw D_ECE over the number of speakers that attacks are fitted on.
+
+    With its limit for very many speakers as a dotted line, and the chance level.
     """
     ax = axes_or_new(ax)
     if not ax.lines:
@@ -325,8 +333,9 @@ def _draw_bars(
     title: str,
     last_colour: str,
 ) -> PlotResult:
-    """Draw bars with their names and numbers, the last one on top; the axis reaches beyond all
-    values.
+    """Draw bars with their names and numbers, the last one on top.
+
+    The axis reaches beyond all values.
     """
     places = range(len(bars))
     colours = [*[COLOURS[0]] * (len(bars) - 1), last_colour]

@@ -77,8 +77,9 @@ def draw_zoo(
     title: str = "",
     names: Sequence[str] | None = None,
 ) -> PlotResult:
-    """Draw one point per speaker: the mean of own trials and of trials with others. Count the
-    animals in the corners.
+    """Draw one point per speaker: the mean of own trials and of trials with others.
+
+    Count the animals in the corners.
 
     After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of
     both.
@@ -130,8 +131,9 @@ def draw_tested_and_enrolled(
     ax: Axes | None,
     title: str = "",
 ) -> PlotResult:
-    """Draw the D_ECE of every speaker, as the tested one (sorted) and as the enrolled one, and that
-    of all trials.
+    """Draw the D_ECE of every speaker, as tested and as enrolled, and that of all trials.
+
+    Sorted by the tested one.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     tested, enrolled = (

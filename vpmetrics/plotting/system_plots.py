@@ -33,8 +33,9 @@ _WHISKERS: dict[str, Any] = {"linewidth": 1.1, "capsize": 2.5, "alpha": 0.6, "zo
 def draw_scalars(
     val: Any, ax: Axes | None, name: str, bounds: tuple[float | None, float | None]
 ) -> PlotResult:
-    """Draw one value as a point, several as a line over steps; one line for every entry of a
-    dictionary.
+    """Draw one value as a point, several as a line over steps.
+
+    One line for every entry of a dictionary.
     """
     ax = axes_or_new(ax)
     has_steps = isinstance(val, Sequence) or (isinstance(val, Tensor) and val.dim() == 1)

@@ -13,8 +13,9 @@ from vpmetrics.report.privacy_report import PrivacyReport
 
 @dataclass(frozen=True)
 class ReportDifference:
-    """A number of one report minus that of another, with its confidence interval and the p-value of
-    no difference.
+    """A number of one report minus that of another.
+
+    With its confidence interval, and the p-value of no difference.
     """
 
     key: str

@@ -1,5 +1,6 @@
-"""The report of embeddings: each condition is scored once, and only the requested numbers are
-computed.
+"""The report of embeddings.
+
+Each condition is scored once, and only the requested numbers are computed.
 """
 
 from __future__ import annotations

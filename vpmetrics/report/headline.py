@@ -1,5 +1,6 @@
-"""What a report says first: the level of leakage, the risks it follows from, and who is protected
-worst.
+"""What a report says first.
+
+The level of leakage, the risks it follows from, and who is protected worst.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class Risk:
 
     @property
     def more_speakers_needed(self) -> float:
-        """About how many more speakers would exclude the risk; NaN where the value reaches the
-        limit or is unknown.
+        """About how many more speakers would exclude the risk.
+
+        NaN where the value reaches the limit or is unknown.
         """
         if not self.is_known or self.value >= self.limit_low or self.is_excluded:
             return math.nan
@@ -144,8 +146,9 @@ class Headline:
 
     @property
     def is_speaker_exposed(self) -> bool:
-        """Whether one speaker discloses more than luck gives the worst of all: by chance in one of
-        50 evaluations.
+        """Whether one speaker discloses more than luck gives the worst of all.
+
+        By chance in one of 50 evaluations.
         """
         return self.worst_p <= MOST_LUCK
 

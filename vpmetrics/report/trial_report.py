@@ -1,5 +1,6 @@
-"""Trials that come with their scores, their report, and calibration carried from one run to
-another.
+"""Trials that come with their scores, and their report.
+
+Calibration may be carried from one run to another.
 """
 
 from __future__ import annotations

@@ -42,8 +42,9 @@ _CONDITION_NEEDS = {
 
 @dataclass(frozen=True)
 class RiskKind:
-    """A kind of risk: the keys of its numbers in a condition, the first that is known, and its
-    limits.
+    """A kind of risk: the keys of its numbers in a condition, and its limits.
+
+    The first key that is known counts.
 
     ``fixed_chance`` where the level of chance follows from the definition, else ``chance_key``.
     """
