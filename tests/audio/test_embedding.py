@@ -56,7 +56,10 @@ def counting():
 
 def alone(folder) -> torch.Tensor:
     return torch.cat(
-        [describe(read_audio(one.path, 16000)[None]) for one in list_recordings(folder).items]
+        [
+            describe(read_audio(recording.path, 16000)[None])
+            for recording in list_recordings(folder).items
+        ]
     )
 
 
@@ -202,7 +205,8 @@ def test_recordings_that_the_encoder_does_not_take_are_named_or_left_out(folder)
         embed_folder(folder, encoder)
     embedded = embed_folder(folder, encoder, partial=True)
     is_long = [
-        read_audio(one.path, 16000).shape[0] >= 8000 for one in list_recordings(folder).items
+        read_audio(recording.path, 16000).shape[0] >= 8000
+        for recording in list_recordings(folder).items
     ]
     assert len(embedded.skipped) == 3
     assert_embeddings(embedded.embeddings, alone(folder)[torch.tensor(is_long)])
@@ -256,8 +260,8 @@ def test_partial_skips_pairs_with_a_broken_side(pairs, encoder):
     assert voices.utterances == ["p0_2", "p0_4", "p1_1", "p1_3"]
     assert voices.original.shape == voices.protected.shape == (4, 3)
     assert len(voices.skipped) == 2
-    for one in found.protected[1:]:
-        one.path.write_bytes(b"")
+    for recording in found.protected[1:]:
+        recording.path.write_bytes(b"")
     with pytest.raises(AudioError, match=r"6 of 12 recordings cannot be used"):
         embed_pairs(found, encoder, partial=True)
 

@@ -18,7 +18,7 @@ def touch(folder, *names: str):
 
 
 def speakers_of(found) -> dict[str, str | None]:
-    return {one.utterance: one.speaker for one in found.items}
+    return {recording.utterance: recording.speaker for recording in found.items}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def speakers_of(found) -> dict[str, str | None]:
 )
 def test_speakers_by_folder_or_name(tmp_path, names, speakers, assumption):
     found = list_recordings(touch(tmp_path, *names))
-    assert [one.speaker for one in found.items] == (
+    assert [recording.speaker for recording in found.items] == (
         speakers if "Zoë" in speakers else sorted(speakers)
     )
     (text,) = found.assumptions
@@ -79,7 +79,7 @@ def test_unknown_speakers_are_none(tmp_path):
 )
 def test_speakers_by_pattern(tmp_path, pattern, speakers):
     found = list_recordings(touch(tmp_path, "1AB.wav", "2CD.wav"), speaker_pattern=pattern)
-    assert [one.speaker for one in found.items] == speakers
+    assert [recording.speaker for recording in found.items] == speakers
     assert "2 speakers" in found.assumptions[0]
 
 
@@ -113,7 +113,7 @@ def test_kaldi_folder(tmp_path):
     (tmp_path / "utt2spk").write_text("u1 s1\nu2 s2\n")
     found = list_recordings(tmp_path)
     assert speakers_of(found) == {"u1": "s1", "u2": "s2"}
-    assert all(one.path.is_file() for one in found.items)
+    assert all(recording.path.is_file() for recording in found.items)
     assert "wav.scp was taken" in found.assumptions[0]
 
 
@@ -184,13 +184,20 @@ def test_pairs_by_path_or_name_and_suffix(tmp_path, original, protected, way):
         touch(tmp_path / "o", *original), touch(tmp_path / "p", *protected), **options
     )
     found = [
-        (one.path.relative_to(tmp_path / "o"), two.path.relative_to(tmp_path / "p"))
-        for one, two in zip(pairs.original, pairs.protected, strict=True)
+        (
+            recording.path.relative_to(tmp_path / "o"),
+            protected_recording.path.relative_to(tmp_path / "p"),
+        )
+        for recording, protected_recording in zip(pairs.original, pairs.protected, strict=True)
     ]
     assert [tuple(map(str, pair)) for pair in found] == list(zip(original, protected, strict=True))
     assert f"Pairs are recordings of the same {way}" in pairs.assumptions[-1]
-    assert [one.speaker for one in pairs.protected] == [one.speaker for one in pairs.original]
-    assert [one.utterance for one in pairs.protected] == [one.utterance for one in pairs.original]
+    assert [recording.speaker for recording in pairs.protected] == [
+        recording.speaker for recording in pairs.original
+    ]
+    assert [recording.utterance for recording in pairs.protected] == [
+        recording.utterance for recording in pairs.original
+    ]
 
 
 def test_strip_suffix_pairs_recordings(tmp_path):
@@ -219,7 +226,7 @@ def test_unpaired_recordings_raise_unless_partial_is_set(tmp_path):
     ):
         pair_recordings(tmp_path / "o", tmp_path / "p")
     pairs = pair_recordings(tmp_path / "o", tmp_path / "p", partial=True)
-    assert [one.utterance for one in pairs.original] == ["p1/1", "p2/1"]
+    assert [recording.utterance for recording in pairs.original] == ["p1/1", "p2/1"]
     assert [text.split(" ", 6)[:6] for text in pairs.assumptions[-2:]] == [
         ["1", "of", "3", side, "recordings", "have"] for side in ("original", "protected")
     ]
@@ -279,7 +286,7 @@ def test_sessions_are_those_of_the_protected_manifest(tmp_path):
     )
     (tmp_path / "p.csv").write_text("path,utterance,session\nx.wav,1,day\nx.wav,2,night\n")
     protected = pair_recordings(tmp_path / "o.csv", tmp_path / "p.csv").protected
-    assert [(one.speaker, one.session, one.group) for one in protected] == [
+    assert [(recording.speaker, recording.session, recording.group) for recording in protected] == [
         ("ann", "day", "f"),
         ("bob", "night", "m"),
     ]
@@ -294,5 +301,5 @@ def test_chapters_of_a_speaker_of_librispeech_are_no_speakers(tmp_path, names):
         path.parent.mkdir(exist_ok=True)
         path.touch()
     recordings = list_recordings(tmp_path)
-    assert {one.speaker for one in recordings.items} == {"1272"}
+    assert {recording.speaker for recording in recordings.items} == {"1272"}
     assert "(1 speakers, 3 recordings)" in recordings.assumptions[0]

@@ -230,7 +230,8 @@ def test_datasets_and_attackers_of_2024_have_a_row_each(
     write_recipe_of_2024(tmp_path, libri, ["_mcadams"])
     systems = evaluated_of(monkeypatch, "challenge", tmp_path, "--no-attacks", "--intervals", "0")
     names = {
-        one.name: tuple(map(one.challenge_condition_names.get, ("OP", "PP"))) for one in systems
+        result.name: tuple(map(result.challenge_condition_names.get, ("OP", "PP")))
+        for result in systems
     }
     for dataset in ("dev", "test"):
         encoders = [
@@ -238,7 +239,7 @@ def test_datasets_and_attackers_of_2024_have_a_row_each(
         ]
         assert encoders == [("OA, ignorant", "AA, lazy-informed"), ("OA", "AA, semi-informed")]
         assert names[f"mcadams {dataset}"] in encoders
-    assert [one.dataset for one in systems] == ["dev"] * 3 + ["test"] * 3
+    assert [result.dataset for result in systems] == ["dev"] * 3 + ["test"] * 3
     for system in systems:
         wer, uar = (10.482, 55.6146) if system.dataset == "dev" else (9.994, 53.4914)
         assert system.utility == {"WER": wer, "UAR": uar}

@@ -75,7 +75,9 @@ def score_split(vectors, split):
         for speaker in SPEAKERS[split]
     ]
     tested = name_utterances(split, is_enrolment=False)
-    scores = np.array([[unit(vectors[name]) @ one for one in references] for name, _ in tested])
+    scores = np.array(
+        [[unit(vectors[name]) @ reference for reference in references] for name, _ in tested]
+    )
     return scores, np.array([SPEAKERS[split].index(who) for _, who in tested])
 
 
@@ -183,7 +185,7 @@ def test_percentages_become_shares(tmp_path):
 def test_score_matrices_are_named_by_attacker_and_length(tmp_path):
     for name in ("scores_semi_informed_L30.npy", "scores_original_L1.npy", "scores_other.npy"):
         (tmp_path / name).touch()
-    found = [(one.attacker, one.utterances) for one in find_published_matrices(tmp_path)]
+    found = [(matrix.attacker, matrix.utterances) for matrix in find_published_matrices(tmp_path)]
     assert found == [("original", 1), ("semi_informed", 30)]
 
 
