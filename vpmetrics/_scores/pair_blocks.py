@@ -88,22 +88,23 @@ class PairBlocks:
         block_size: int | None = None,
         keep_digits: bool = True,
     ) -> None:
-        self.is_exact = keep_digits and len(enrolment) * len(test) <= FEW_PAIRS
-        self.scorer, self.condition, self.num_speakers = scorer, condition, num_speakers
-        self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
+        num_pairs = len(enrolment) * len(test)
+        self.scorer = scorer
+        self.condition = condition
+        self.num_speakers = num_speakers
+        self.is_exact = keep_digits and num_pairs <= FEW_PAIRS
+        self.processes = SINGLE_PROCESS if num_pairs <= FEW_PAIRS else processes
         is_on_cpu = enrolment.embeddings.device.type == "cpu"
         self.block_size = block_size or (BLOCK_SIZE if is_on_cpu else _GPU_BLOCK_SIZE)
-        dtype = widest_affordable_dtype(
-            scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact
-        )
+        dtype = widest_affordable_dtype(scorer, enrolment.embeddings, num_pairs, self.is_exact)
         centre = enrolment.embeddings.new_zeros(())
         if scorer.is_shift_invariant and len(enrolment):
             centre = widen(enrolment.embeddings).mean(dim=0)
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
         is_same_rows = enrolment is test
-        self.test = (
-            self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
-        )
+        self.test = self.enrolment
+        if not is_same_rows:
+            self.test = _sort_and_prepare(test, scorer, centre, dtype)
         self._dot_product_epsilon: Tensor | None = None
         self._read_ends_and_groups(is_same_rows)
 
@@ -112,7 +113,8 @@ class PairBlocks:
 
         Drop the kept blocks.
         """
-        self.is_same_rows, self._kept_blocks = is_same_rows, list[Block]()
+        self.is_same_rows = is_same_rows
+        self._kept_blocks: list[Block] = []
         sides = (self.enrolment, self.test)
         counts = torch.stack(
             [count_values(side.speaker_index, self.num_speakers) for side in sides]
@@ -151,22 +153,21 @@ class PairBlocks:
 
         Mathematically equal scores are then equal.
         """
-        if not self._kept_blocks:
-            blocks = list(self)
-            # A power of two well above the rounding of a matrix product, whose order of sums
-            # depends on the block.
-            sizes = [
-                block.scores.abs().nan_to_num(0, 0, 0).amax()
-                for block in blocks
-                if block.scores.numel()
-            ]
-            largest = torch.stack([self.enrolment.embeddings.new_zeros(()), *sizes]).amax()
-            unit = torch.finfo(largest.dtype).eps * 2 ** _ROUNDED_BITS[largest.dtype]
-            exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
-            self._dot_product_epsilon = torch.ldexp(torch.full_like(largest, unit), exponent)
-            self._kept_blocks = [
-                block._replace(scores=self._round_scores(block.scores)) for block in blocks
-            ]
+        if self._kept_blocks:
+            return self._kept_blocks
+        blocks = list(self)
+        largest_of_blocks = [self.enrolment.embeddings.new_zeros(())]
+        for block in blocks:
+            if block.scores.numel():
+                largest_of_blocks.append(block.scores.abs().nan_to_num(0, 0, 0).amax())
+        largest = torch.stack(largest_of_blocks).amax()
+        # A power of two well above the rounding of a matrix product, whose order of sums depends on
+        # the block.
+        unit = torch.finfo(largest.dtype).eps * 2 ** _ROUNDED_BITS[largest.dtype]
+        exponent = torch.frexp(largest.masked_fill(largest == 0, 1)).exponent
+        self._dot_product_epsilon = torch.ldexp(torch.full_like(largest, unit), exponent)
+        for block in blocks:
+            self._kept_blocks.append(block._replace(scores=self._round_scores(block.scores)))
         return self._kept_blocks
 
     def _round_scores(self, scores: Tensor) -> Tensor:
@@ -178,62 +179,60 @@ class PairBlocks:
 
         A group has about as many rows as a block.
         """
-        groups, ends, columns, speaker = [], self._row_ends, [0, *self._column_ends], 0
+        row_groups: list[RowGroup] = []
+        # Entry i: where the rows, or columns, of speaker i begin.
+        first_row = [0, *self._row_ends]
+        first_column = [0, *self._column_ends]
+        speaker = 0
         while speaker < self.num_speakers:
-            start = ends[speaker - 1] if speaker else 0
-            group = self._groups[speaker]
-            first_of_group, last_of_group = (
-                bisect_left(self._groups, group),
-                bisect_right(self._groups, group),
-            )
-            last = min(max(bisect_right(ends, start + self.block_size), speaker + 1), last_of_group)
-            if ends[last - 1] > start:
-                same, after = (
-                    range(columns[speaker], columns[last]),
-                    range(columns[last], columns[last_of_group]),
-                )
-                before = (
-                    () if self.is_same_rows else (range(columns[first_of_group], columns[speaker]),)
-                )
-                groups.append(
-                    RowGroup(speaker, last, range(start, ends[last - 1]), same, (*before, after))
-                )
+            partition = self._groups[speaker]
+            start_of_partition = bisect_left(self._groups, partition)
+            end_of_partition = bisect_right(self._groups, partition)
+            # The last speaker, exclusive: one at least, and none of another partition.
+            last = bisect_right(self._row_ends, first_row[speaker] + self.block_size)
+            last = min(max(last, speaker + 1), end_of_partition)
+            rows = range(first_row[speaker], first_row[last])
+            if rows:
+                before = range(first_column[start_of_partition], first_column[speaker])
+                same = range(first_column[speaker], first_column[last])
+                after = range(first_column[last], first_column[end_of_partition])
+                others = (after,) if self.is_same_rows else (before, after)
+                row_groups.append(RowGroup(speaker, last, rows, same, others))
             speaker = last
-        return self.processes.share(groups)
+        return self.processes.share(row_groups)
 
     def blocks(self, group: RowGroup, has_targets: bool = False) -> Iterator[Block]:
         """Yield the blocks of one group of rows; with ``has_targets`` those near the diagonal."""
         if self._kept_blocks:
-            inside = (block for block in self._kept_blocks if block.rows.start in group.rows)
-            yield from (block for block in inside if block.is_target is not None or not has_targets)
+            for block in self._kept_blocks:
+                is_wanted = block.is_target is not None or not has_targets
+                if block.rows.start in group.rows and is_wanted:
+                    yield block
             return
-        sides = self.enrolment, self.test, self.condition, self.is_same_rows
         for rows in self._cut_range(group.rows):
             for columns in self._cut_range(group.same_columns):
-                if not self.is_same_rows or columns.stop > rows.start:
-                    yield Block(
-                        rows,
-                        columns,
-                        self.compare(rows, columns),
-                        *mark_group_trials(*sides, rows, columns),
-                    )
-            for others in () if has_targets else group.other_columns:
+                if self.is_same_rows and columns.stop <= rows.start:
+                    continue  # every pair is compared once
+                is_target, is_trial = mark_group_trials(
+                    self.enrolment, self.test, self.condition, self.is_same_rows, rows, columns
+                )
+                yield Block(rows, columns, self.compare(rows, columns), is_target, is_trial)
+            if has_targets:
+                continue
+            for others in group.other_columns:
                 for columns in self._cut_range(others):
                     yield Block(rows, columns, self.compare(rows, columns))
 
     def _cut_range(self, rows: range) -> Iterator[slice]:
-        size = self.block_size
-        return (
-            slice(start, min(start + size, rows.stop))
-            for start in range(rows.start, rows.stop, size)
-        )
+        for start in range(rows.start, rows.stop, self.block_size):
+            yield slice(start, min(start + self.block_size, rows.stop))
 
     def compare(self, rows: slice | Tensor, columns: slice | Tensor) -> Tensor:
         """Return the scores of some enrolment rows against some test rows."""
-        with torch.autocast(self.enrolment.embeddings.device.type, enabled=False):
-            return self._round_scores(
-                self.scorer.compare(self.enrolment.embeddings[rows], self.test.embeddings[columns])
-            )
+        enrolment_rows = self.enrolment.embeddings[rows]
+        test_rows = self.test.embeddings[columns]
+        with torch.autocast(enrolment_rows.device.type, enabled=False):
+            return self._round_scores(self.scorer.compare(enrolment_rows, test_rows))
 
     def scores_and_labels(self, blocks: Sequence[Block] | None = None) -> tuple[Tensor, Tensor]:
         """Return scores and labels of the trials of some blocks, flat.
@@ -241,7 +240,8 @@ class PairBlocks:
         Without blocks, of all trials of this process.
         """
         empty = self.enrolment.embeddings.new_empty(0)
-        scores, labels = [empty], [empty.bool()]
+        scores = [empty]
+        labels = [empty.bool()]
         for block in self if blocks is None else blocks:
             if block.is_target is None or block.is_trial is None:
                 scores.append(block.scores.flatten())
@@ -256,7 +256,9 @@ class PairBlocks:
 
         Faster than by labels.
         """
-        nontargets, targets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
+        empty = self.enrolment.embeddings.new_empty(0)
+        nontargets = [empty]
+        targets = [empty]
         for block in self:
             if block.is_target is None or block.is_trial is None:
                 nontargets.append(block.scores.flatten())
@@ -300,33 +302,31 @@ class PairBlocks:
 
         In the order of :meth:`scores_and_labels`.
         """
-        parts = [self.enrolment.speaker_index.new_empty(2, 0)]
+        speakers_of_blocks = [self.enrolment.speaker_index.new_empty(2, 0)]
         for block in self if blocks is None else blocks:
-            a, b = self.enrolment.speaker_index[block.rows], self.test.speaker_index[block.columns]
-            both = torch.stack(torch.meshgrid(a, b, indexing="ij"))
-            parts.append(both.flatten(1) if block.is_trial is None else both[:, block.is_trial])
-        return torch.cat(parts, dim=1)
+            row_speaker = self.enrolment.speaker_index[block.rows]
+            column_speaker = self.test.speaker_index[block.columns]
+            speakers = torch.stack(torch.meshgrid(row_speaker, column_speaker, indexing="ij"))
+            if block.is_trial is None:
+                speakers_of_blocks.append(speakers.flatten(1))
+            else:
+                speakers_of_blocks.append(speakers[:, block.is_trial])
+        return torch.cat(speakers_of_blocks, dim=1)
 
     def sample_scores(self, rows_per_side: int = 1024) -> Tensor:
         """Return the score matrix of pairs of neighbours from each side.
 
         Some targets, most non-targets.
         """
-        places = []
+        rows_of_sides: list[Tensor] = []
         for side in (self.enrolment, self.test):
-            number = rows_per_side // 2
-            starts = (
-                torch.arange(number, device=side.speaker_index.device)
-                * max(0, len(side) - 1)
-                // number
-            )
-            pairs = torch.stack([starts, starts + 1], dim=1).flatten()
-            places.append(
-                pairs
-                if len(side) > rows_per_side
-                else torch.arange(len(side), device=starts.device)
-            )
-        return self.compare(*places)
+            rows = torch.arange(len(side), device=side.speaker_index.device)
+            if len(side) > rows_per_side:
+                num_pairs = rows_per_side // 2
+                first = rows[:num_pairs] * (len(side) - 1) // num_pairs
+                rows = torch.stack([first, first + 1], dim=1).flatten()
+            rows_of_sides.append(rows)
+        return self.compare(*rows_of_sides)
 
     def repeat_on_every_process(self) -> PairBlocks:
         """Return the same pairs, of which every process works through all blocks, not its share.
@@ -345,11 +345,10 @@ class PairBlocks:
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
-        rows: Utterances = getattr(self, side)
-        rows = rows.take(slice(None, None, stride))
-        return self._replace_sides(
-            *((self.enrolment, rows) if side == "test" else (rows, self.test))
-        )
+        kept = slice(None, None, stride)
+        if side == "test":
+            return self._replace_sides(self.enrolment, self.test.take(kept))
+        return self._replace_sides(self.enrolment.take(kept), self.test)
 
     def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
         pairs = copy(self)
@@ -379,10 +378,10 @@ def mark_group_trials(
     if not is_same_rows or a.sessions is not None:
         is_trial = is_trial & ~(is_target & (a.ids[rows, None] == b.ids[None, columns]))
     if condition.target_sessions != "any" and a.sessions is not None and b.sessions is not None:
-        is_same = a.sessions[rows, None] == b.sessions[None, columns]
-        is_trial = is_trial & ~(
-            is_target & (is_same if condition.target_sessions == "other" else ~is_same)
-        )
+        is_left_out = a.sessions[rows, None] == b.sessions[None, columns]
+        if condition.target_sessions == "same":
+            is_left_out = ~is_left_out
+        is_trial = is_trial & ~(is_target & is_left_out)
     return is_target, is_trial
 
 
