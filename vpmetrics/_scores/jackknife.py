@@ -1,5 +1,6 @@
-"""The leave-one-speaker-out jackknife: replicates of every number, and confidence intervals from
-them.
+"""The leave-one-speaker-out jackknife.
+
+Replicates of every number, and confidence intervals from them.
 
 Trials share speakers, so they are not independent. Speakers are left out instead, one after the
 other, with all their trials. Every trial is counted in its cell of the score axis, once in all and
@@ -56,8 +57,9 @@ _NEARLY_FULL = 1e-3
 
 
 class JackknifeGroups(NamedTuple):
-    """Groups of speakers that are left out together: one speaker each, or several where there are
-    many.
+    """Groups of speakers that are left out together.
+
+    One speaker each, or several where there are many.
 
     ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, ``num_groups`` for those never left
     out; ``size``: speakers in each group.
@@ -74,14 +76,16 @@ class JackknifeGroups(NamedTuple):
         return (len(self.labels) - self.size) / max(self.size, 1)
 
     def matches(self, other: JackknifeGroups) -> bool:
-        """Return whether both leave out the same speakers; labels may differ, the order of speakers
-        may not.
+        """Return whether both leave out the same speakers.
+
+        Labels may differ, the order of speakers may not.
         """
         return torch.equal(self.group_of_label, other.group_of_label)
 
     def find_groups(self, labels: Tensor) -> Tensor:
-        """Return the group of each speaker label; ``num_groups`` for a speaker who is never left
-        out.
+        """Return the group of each speaker label.
+
+        ``num_groups`` for a speaker who is never left out.
         """
         if len(self.labels) == 0:
             return torch.full_like(labels, self.num_groups)
@@ -92,8 +96,9 @@ class JackknifeGroups(NamedTuple):
 
 
 def group_speakers(data: EvaluationData) -> JackknifeGroups:
-    """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data
-    is left out once.
+    """Assign speakers to jackknife groups by embeddings only.
+
+    A speaker in two groups of the data is left out once.
     """
     labels, label_of_speaker = data.speakers.unique(return_inverse=True)
     if len(labels) <= MOST_GROUPS:
@@ -107,8 +112,9 @@ def group_speakers(data: EvaluationData) -> JackknifeGroups:
 
 
 def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
-    """Assign ascending labels to groups in a given order; else by labels alone, the same groups for
-    every system.
+    """Assign ascending labels to groups in a given order.
+
+    Else by labels alone, the same groups for every system.
     """
     num_groups = min(len(labels), MOST_GROUPS)
     size = len(labels) // max(num_groups, 1)
@@ -123,8 +129,9 @@ def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> Jac
 
 
 class CountingCells:
-    """Cells to count replicates in, of about equally many trials; edges are those of PAV steps and
-    linkability bins.
+    """Cells to count replicates in, of about equally many trials.
+
+    Edges are those of PAV steps and linkability bins.
     """
 
     def __init__(self, scores: ConditionScores, max_cells: int = _CELLS) -> None:
@@ -163,8 +170,9 @@ class CountingCells:
 
 
 def _lay_even_edges(steps: Steps, max_cells: int) -> Tensor:
-    """Return the edges of steps at which about equally many trials, of both classes with the same
-    weight, have been passed.
+    """Return the edges of steps that hold about equally many trials.
+
+    Both classes have the same weight.
     """
     share_of_targets = steps.targets / (2 * steps.targets.sum())
     share = share_of_targets + steps.nontargets / (2 * steps.nontargets.sum())
@@ -189,8 +197,9 @@ class ReplicateCellCounts:
 
     @cached_property
     def min_speakers_per_class(self) -> int:
-        """The smaller of two numbers of speakers (or groups): with target trials, and with
-        non-target trials.
+        """The smaller of two numbers of speakers (or groups).
+
+        With target trials, and with non-target trials.
         """
         counts = torch.stack([self.targets, self.nontargets])
         has_trials = (counts[:, 1:] != counts[:, :1]).any(2)  # (2, G)
@@ -273,8 +282,9 @@ def count_replicates(
 
 
 class _SimilarityWeights:
-    """Derivatives of mean similarities by the calibrated value of each cell, from the trials in the
-    cell.
+    """Derivatives of mean similarities by the calibrated value of each cell.
+
+    They come from the trials in the cell.
 
     A pair of speakers, or a speaker, weighs the same however many trials it has.
 
@@ -362,8 +372,9 @@ def count_trial_replicates(
 def differentiate_similarity_by_llr(
     summary: SimilaritySummary, matrix: Tensor | None, similarity: str
 ) -> tuple[Tensor, Tensor]:
-    """Return derivatives of similarities and their logarithms, within and between speakers: ``(2,
-    S)``, ``(2, S, S)``.
+    """Return derivatives of similarities and their logarithms, within and between speakers.
+
+    ``(2, S)``, ``(2, S, S)``.
 
     A similarity is a function of a mean of calibrated values; the derivatives are with respect to
     this mean. Without a matrix, the mean similarity stands for every pair of two speakers, ``(2, 1,
@@ -447,8 +458,9 @@ class Jackknife(NamedTuple):
 
 
 def check_enough_speakers(number: int) -> bool:
-    """Return whether ``number`` speakers with trials of each kind suffice for intervals; warn if
-    not.
+    """Return whether ``number`` speakers with trials of each kind suffice for intervals.
+
+    Warn if not.
     """
     if number < FEWEST_SPEAKERS:
         warn_undefined(
@@ -461,8 +473,9 @@ def check_enough_speakers(number: int) -> bool:
 def make_jackknife(
     replicates: Mapping[str, Tensor], groups: JackknifeGroups, num_speakers: int | None = None
 ) -> Jackknife:
-    """Return the jackknife of numbers known of all speakers and then without each group, ``(1 +
-    G,)``.
+    """Return the jackknife of numbers ``(1 + G,)``.
+
+    They are known of all speakers, and then without each group.
 
     ``num_speakers``: the smaller number, with target or with non-target trials; None where all have
     both.
@@ -495,8 +508,9 @@ def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
 def add_intervals(
     values: Mapping[str, Tensor], jackknife: Jackknife | None, confidence: float
 ) -> dict[str, Tensor]:
-    """Return values, and both ends of each that has an interval: NaN without a jackknife, or where
-    undefined.
+    """Return values, and both ends of each that has an interval.
+
+    NaN without a jackknife, or where undefined.
     """
     known_keys: list[str] = []
     if jackknife is not None:
@@ -642,8 +656,9 @@ def jackknife_interval(
 def _jackknife_estimate(
     value: Tensor, replicates: Tensor, kept_over_dropped: float | None, bias: Tensor | float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the values without their bias, and their standard errors; NaN for fewer than three
-    replicates.
+    """Return the values without their bias, and their standard errors.
+
+    NaN for fewer than three replicates.
     """
     value = widen(value.detach())
     replicates = widen(replicates.detach())
@@ -666,8 +681,9 @@ def clopper_pearson_or_0(
     lowest: Tensor | float,
     highest: Tensor | float,
 ) -> Tensor:
-    """Return the reach of a Clopper-Pearson bound for a value at one end of its range that no
-    replicate moves; else 0.
+    """Return the reach of a Clopper-Pearson bound at one end of a value's range.
+
+    It is 0 for a value that some replicate moves.
 
     A share p of all speakers is absent among n speakers with the probability (1 - p) to the n-th
     power.
@@ -697,8 +713,7 @@ def share_of_absent_speakers(speakers: int, confidence: float) -> float:
 
 @cache
 def students_t_quantile(confidence: float, freedom: int) -> float:
-    """Return the bound that the size of a Student's t variable does not exceed with this
-    probability.
+    """Return the bound of a Student's t variable's size that holds with a probability.
 
     Example:
         >>> round(students_t_quantile(0.95, 19), 3), round(students_t_quantile(0.95, 1), 2)
@@ -717,8 +732,9 @@ def students_t_quantile(confidence: float, freedom: int) -> float:
 
 
 def two_sided_t_probability(t: float, freedom: int) -> float:
-    """Return the probability of a Student's t variable of at most ``t`` in size (Abramowitz and
-    Stegun, 26.7.3-4).
+    """Return the probability that a Student's t variable is at most ``t`` in size.
+
+    Abramowitz and Stegun, 26.7.3-4.
     """
     angle = math.atan(t / math.sqrt(freedom))
     cosine, total, is_odd = math.cos(angle), 0.0, freedom % 2
@@ -731,8 +747,9 @@ def two_sided_t_probability(t: float, freedom: int) -> float:
 
 
 class Difference(NamedTuple):
-    """By how much a number of one system exceeds that of another, with its interval and the
-    probability to be below.
+    """By how much a number of one system exceeds that of another.
+
+    With its interval, and the probability to be below.
     """
 
     value: Tensor
@@ -752,8 +769,9 @@ def paired_difference(
     jackknives: tuple[Jackknife, Jackknife],
     confidence: float,
 ) -> Difference:
-    """Return the difference of two systems on the same speakers, with the same ones left out of
-    both.
+    """Return the difference of two systems on the same speakers.
+
+    The same speakers are left out of both.
 
     A speaker who is hard in both systems cancels in their difference.
     """

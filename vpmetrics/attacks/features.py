@@ -135,8 +135,9 @@ class AttackFeatures:
         self._fit(wanted, observed)
 
     def _fit(self, attacks: Sequence[Any], observed: MomentSums | None) -> None:
-        """Fit the attacks on the other folds, of all partitions and of each, and on observed
-        pairs.
+        """Fit the attacks on the other folds and on observed pairs.
+
+        On folds of all partitions, and of each.
         """
         original, protected, speakers = self._pair_rows()
         has_pairs = original is not None

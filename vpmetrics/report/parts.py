@@ -1,5 +1,6 @@
-"""The parts of a report of one condition: each is computed by one function, from what it is given
-and nothing else.
+"""The parts of a report of one condition.
+
+Each is computed by one function, from what it is given and nothing else.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ RISK_PARTS = frozenset([Part.FOUND, Part.CONVERSATIONS, Part.WORST_SPEAKER])
 
 @dataclass(frozen=True)
 class ReportSettings:
-    """How embeddings are compared and what is computed from their scores, see
-    :class:`vpmetrics.VoicePrivacy`.
+    """How embeddings are compared, and what is computed from their scores.
+
+    See :class:`vpmetrics.VoicePrivacy`.
 
     ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None
     asks for all. ``has_risk_intervals``: whether the risks of a verdict are replicated where

@@ -81,9 +81,7 @@ class ConditionReport:
         return minimum_cross_entropy(self.scores.counts.ascending, prior_log_odds)
 
     def cross_entropy_interval(self, prior_log_odds: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return both ends of the confidence interval of :meth:`minimum_cross_entropy` at each
-        prior.
-        """
+        """Return both ends of the interval of :meth:`minimum_cross_entropy` at each prior."""
         if self.counts is None or self.confidence is None:
             return None
         profile = self.minimum_cross_entropy(prior_log_odds)
@@ -140,8 +138,9 @@ class PrivacyReport:
         return next(iter(self.conditions))
 
     def speaker_name(self, place: float) -> str:
-        """Return the name of the speaker at a place among all, ascending; the label where names are
-        unknown.
+        """Return the name of the speaker at a place among all, ascending.
+
+        The label where names are unknown.
         """
         if self.speakers is None or not 0 <= place < len(self.speakers):
             return SPEAKER.show(place)
@@ -202,8 +201,9 @@ class EvaluatedSystem:
         return read_numbers(self.report.scalars)
 
     def get_or_nan(self, key: str, condition: str = "") -> float:
-        """Return a scalar of a condition, or of the whole system if none is named; NaN where it is
-        missing.
+        """Return a scalar of a condition, or of the whole system if none is named.
+
+        NaN where it is missing.
         """
         return self.scalars.get(scalar_key(condition, key), math.nan)
 
