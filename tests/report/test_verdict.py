@@ -48,13 +48,22 @@ def quiet_risks():
     ]
 
 
-def decide(risks, worst=None, checks=(), shorter=(), has_attacks=True, conditions=("OP", "PP")):
+def decide(
+    risks,
+    worst=None,
+    checks=(),
+    shorter=(),
+    has_attacks=True,
+    conditions=("OP", "PP"),
+    num_fitted=24,
+):
     """The headline of a report with these risks."""
     known = score_report(0, 1, 2)
     scalars = dict(known.scalars)
     if has_attacks:
         scalars |= {
-            f"{name.lower()}_attack_speakers": scalars["op_d_ece"] * 0 + 24 for name in conditions
+            f"{name.lower()}_attack_speakers": scalars["op_d_ece"] * 0 + num_fitted
+            for name in conditions
         }
     worst = worst or WorstSpeaker(0.05, 3, 0.06, 0.5, scalars["op_d_ece"])
     report = replace(
@@ -216,3 +225,10 @@ def test_a_rate_of_zero_is_bounded_by_utterances():
     assert rates
     assert all(risk.high <= _bound_absent_share(300) for risk in rates)
     assert report.conditions["OP"].num_tests == 300
+
+
+def test_attackers_who_learnt_from_few_speakers_do_not_reassure():
+    headline = decide(quiet_risks(), num_fitted=9)
+    assert headline.level == "inconclusive"
+    assert "attackers learnt from 9 speakers" in headline.verdict
+    assert decide(quiet_risks(), num_fitted=20).level == "low"

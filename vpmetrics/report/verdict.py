@@ -12,7 +12,7 @@ from torch import Tensor
 from vpmetrics._scores.jackknife import jackknife_interval
 from vpmetrics._scores.registry import CI_SUFFIXES, hidden_conditions, scalar, scalar_key
 from vpmetrics._util.dtypes import read_numbers, widen
-from vpmetrics.report.checks import FAILED
+from vpmetrics.report.checks import FAILED, FEW_SPEAKERS
 from vpmetrics.report.headline import (
     Headline,
     Level,
@@ -389,10 +389,16 @@ def _decide(report: PrivacyReport, headline: Headline) -> Headline:
         return _conclude(headline, "high", "High speaker leakage.", [*reasons, *failed])
     if shown or headline.is_speaker_exposed:
         return _conclude(headline, "moderate", "Moderate speaker leakage.", [*reasons, *failed])
-    has_attacks = bool(_count_fitted_speakers(report))
+    num_fitted = min(_count_fitted_speakers(report), default=0)
     is_worst_known = not math.isnan(headline.worst_p)
-    if has_attacks and is_worst_known and not failed:
+    if num_fitted > 0 and is_worst_known and not failed:
         length = _find_safe_length(risks, report.shorter_risks)
+        if length is not None and num_fitted < FEW_SPEAKERS:
+            sentence = (
+                f"Inconclusive: nothing was found, but attackers learnt from {num_fitted:.0f}"
+                f" speakers; from {FEW_SPEAKERS} and more they find more."
+            )
+            return _conclude(headline, "inconclusive", sentence, [])
         if length is not None:
             return _conclude(headline, "low", _low_sentence(report, length, risks), [])
     return _conclude(
