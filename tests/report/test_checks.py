@@ -92,6 +92,15 @@ def test_one_recording_under_two_speakers():
     )
 
 
+def test_one_voice_of_two_speakers_where_there_is_protected_speech_alone():
+    rows = clear() | {"original": None}
+    assert found(report_of(rows), "recordings of two speakers") is None
+    rows["protected"][rows["speakers"] == 1] = rows["protected"][rows["speakers"] == 0]
+    status, message = found(report_of(rows), "recordings of two speakers")
+    assert status == "warning"
+    assert message.startswith("6 protected embeddings equal one of another speaker")
+
+
 def test_protected_recordings_that_equal_their_originals():
     rows = clear()
     assert found(report_of(rows), "unprotected recordings")[0] == "ok"

@@ -200,8 +200,14 @@ def _check_duplicates(data: EvaluationData) -> Check:
 
 
 def _check_same_voices_of_two_speakers(data: EvaluationData) -> Check | None:
-    """Check that no original recording is there under two speakers."""
+    """Check that no recording is there under two speakers: an original one, if there are any."""
+    name = "original"
     side = data.original
+    cause = "a recording may have two speakers' labels"
+    if len(side) == 0:
+        name = "protected"
+        side = data.protected
+        cause += ", or the anonymiser gives two speakers one voice"
     if len(side) < 2 or _is_collapsed(side):
         return None
     rows, near_rows = _find_near_pairs(side)
@@ -209,10 +215,7 @@ def _check_same_voices_of_two_speakers(data: EvaluationData) -> Check | None:
     count = len(near_rows[is_other_speaker].unique())
     if not count:
         return None
-    message = (
-        f"{count} original embeddings equal one of another speaker: a recording may have two"
-        " speakers' labels."
-    )
+    message = f"{count} {name} embeddings equal one of another speaker: {cause}."
     return Check("recordings of two speakers", WARNING, message)
 
 
