@@ -92,6 +92,7 @@ def test_one_recording_under_two_speakers():
     )
 
 
+@pytest.mark.filterwarnings("ignore:There are no trials")  # of original speech
 def test_one_voice_of_two_speakers_where_there_is_protected_speech_alone():
     rows = clear() | {"original": None}
     assert found(report_of(rows), "recordings of two speakers") is None
