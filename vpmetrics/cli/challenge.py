@@ -150,10 +150,13 @@ def _lead_with_strongest_attacker(
     systems = list(of_attackers.values())
     if len(systems) == 1:
         return systems
-    disclosures = {attacker: one.get_or_nan("disclosure") for attacker, one in of_attackers.items()}
-    known = [attacker for attacker, value in disclosures.items() if not math.isnan(value)]
+    disclosures: dict[str, float] = {}
+    for attacker, system in of_attackers.items():
+        disclosure = system.get_or_nan("disclosure")
+        if not math.isnan(disclosure):
+            disclosures[attacker] = disclosure
     strongest = max(
-        known, key=lambda attacker: disclosures[attacker], default=next(iter(of_attackers))
+        disclosures, key=lambda attacker: disclosures[attacker], default=next(iter(of_attackers))
     )
     note = f"{name}: of {len(systems)} attackers, {strongest} learns most"
     leading = of_attackers[strongest]

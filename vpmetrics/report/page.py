@@ -126,17 +126,17 @@ def _cut_into_panels(figure: Figure, png: bytes, dpi: int) -> list[Panel]:
     boxes = _boxes_of_panels(figure)
     if len(boxes) == 1:
         return [Panel(png, round(_CSS_DPI * figure.get_figwidth()))]
-    whole = Image.open(io.BytesIO(png))
+    picture = Image.open(io.BytesIO(png))
     scale = dpi / figure.dpi
     panels = []
     for box in boxes:
         left = max(0, math.floor(scale * box.x0) - _PANEL_MARGIN)
-        right = min(whole.width, math.ceil(scale * box.x1) + _PANEL_MARGIN)
+        right = min(picture.width, math.ceil(scale * box.x1) + _PANEL_MARGIN)
         # Pictures count from the top, figures from the bottom.
-        top = max(0, math.floor(whole.height - scale * box.y1) - _PANEL_MARGIN)
-        bottom = min(whole.height, math.ceil(whole.height - scale * box.y0) + _PANEL_MARGIN)
+        top = max(0, math.floor(picture.height - scale * box.y1) - _PANEL_MARGIN)
+        bottom = min(picture.height, math.ceil(picture.height - scale * box.y0) + _PANEL_MARGIN)
         buffer = io.BytesIO()
-        whole.crop((left, top, right, bottom)).save(buffer, "PNG", optimize=True)
+        picture.crop((left, top, right, bottom)).save(buffer, "PNG", optimize=True)
         panels.append(Panel(buffer.getvalue(), round(_CSS_DPI / dpi * (right - left))))
     return panels
 

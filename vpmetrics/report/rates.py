@@ -78,9 +78,9 @@ def _read_rate(
     system: EvaluatedSystem, search: Search, key: str, people: int, chance: float
 ) -> Rate:
     """Return a rate with its interval."""
-    value, low, high = (
-        system.get_or_nan(f"{key}{end}", search.condition) for end in ("", *CI_SUFFIXES)
-    )
+    value = system.get_or_nan(key, search.condition)
+    low = system.get_or_nan(f"{key}{CI_SUFFIXES[0]}", search.condition)
+    high = system.get_or_nan(f"{key}{CI_SUFFIXES[1]}", search.condition)
     name = "singled out" if key.startswith("singling_out") else "found"
     is_guessed = is_extrapolated(scalar_key(search.condition, key), system.scalars)
     return Rate(key, name, people, search, value, low, high, chance, is_guessed)
@@ -133,19 +133,19 @@ def _rates_in_gallery(
     prefix = f"{condition.lower()}_" if condition else ""
     keys = [key for key in system.scalars if key.startswith(prefix)]
     for key in bare_population_keys(keys):
-        kind, _, number = key.removesuffix("_strongest").rpartition("_")
-        if kind == "singling_out":
+        measure, _, people = key.removesuffix("_strongest").rpartition("_")
+        if measure == "singling_out":
             rates.append(
-                _read_rate(system, of_singling_out, key, int(number), _SINGLED_OUT_BY_CHANCE)
+                _read_rate(system, of_singling_out, key, int(people), _SINGLED_OUT_BY_CHANCE)
             )
-        elif kind == "rate":
+        elif measure == "rate":
             # After an attack, people are searched in a fold, without distractors.
             search = of_attack if key.endswith("_strongest") else of_population
-            rates.append(_read_rate(system, search, key, int(number), 1 / int(number)))
+            rates.append(_read_rate(system, search, key, int(people), 1 / int(people)))
     return rates
 
 
 def _gallery(system: EvaluatedSystem, key: str, condition: str) -> int:
     """Return the number of references that a rate counts among; 0 where it is not known."""
-    number = system.get_or_nan(key, condition)
-    return 0 if math.isnan(number) else int(number)
+    gallery = system.get_or_nan(key, condition)
+    return 0 if math.isnan(gallery) else int(gallery)

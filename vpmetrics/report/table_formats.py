@@ -42,29 +42,29 @@ def as_csv(tables: Sequence[Table]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for number, table in enumerate(tables):
-        heads = (
-            table.columns[0] if table.columns[0] == "system" else table.title,
-            *table.columns[1:],
-        )
-        columns = []
-        for head, *cells in zip(heads, *table.rows, strict=True):
-            columns.append(
-                [_csv_field(head), *(_csv_field(cell.text, cell.value) for cell in cells)]
-            )
-            for at, end in enumerate(
-                ("from", "to") if any(cell.interval for cell in cells) else ()
-            ):
-                columns.append(
-                    [
-                        _csv_field(f"{head}, {end}"),
-                        *(_csv_field(DASH, cell.ends[at]) for cell in cells),
-                    ]
-                )
-        if number > 0:
+    for index, table in enumerate(tables):
+        if index > 0:
             writer.writerow([])
-        writer.writerows(zip(*columns, strict=True))
+        writer.writerows(zip(*_csv_columns(table), strict=True))
     return text.getvalue()
+
+
+def _csv_columns(table: Table) -> list[list[str]]:
+    """Return the columns of a table, each with its heading first."""
+    row_heading = table.title
+    if table.columns[0] == "system":
+        row_heading = "system"
+    heads = (row_heading, *table.columns[1:])
+    columns: list[list[str]] = []
+    for head, *cells in zip(heads, *table.rows, strict=True):
+        fields = [_csv_field(cell.text, cell.value) for cell in cells]
+        columns.append([_csv_field(head), *fields])
+        if not any(cell.interval for cell in cells):
+            continue
+        for side, end in enumerate(("from", "to")):
+            fields = [_csv_field(DASH, cell.ends[side]) for cell in cells]
+            columns.append([_csv_field(f"{head}, {end}"), *fields])
+    return columns
 
 
 def _csv_field(text: str, value: float = math.nan) -> str:
@@ -72,33 +72,33 @@ def _csv_field(text: str, value: float = math.nan) -> str:
 
     Nothing for a dash.
     """
+    if not math.isnan(value):
+        return f"{value:.6g}"
     if text == DASH:
-        text = ""
-    else:
-        text = f"'{text}" if text.startswith(_FORMULA) else text
-    return text if math.isnan(value) else f"{value:.6g}"
+        return ""
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def as_markdown(tables: Sequence[Table]) -> str:
     """Return tables under their titles, the best of each column in bold."""
-    parts = []
+    blocks: list[str] = []
     for table in tables:
         if table.title:
-            parts.append(f"**{escape_markdown(table.title)}**\n")
+            blocks.append(f"**{escape_markdown(table.title)}**\n")
         rows = [
             [*map(escape_markdown, table.columns)],
             ["---", *["---:"] * (len(table.columns) - 1)],
         ]
         for row in table.rows:
-            marks = ["**" * (cell.tone == "best") for cell in row]
-            rows.append(
-                [
-                    f"{mark}{escape_markdown(str(cell))}{mark}"
-                    for mark, cell in zip(marks, row, strict=True)
-                ]
-            )
-        parts.append("\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n")
-    return "\n".join(parts)
+            rows.append([_markdown_cell(cell) for cell in row])
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        blocks.append("\n".join(lines) + "\n")
+    return "\n".join(blocks)
+
+
+def _markdown_cell(cell: Cell) -> str:
+    text = escape_markdown(str(cell))
+    return f"**{text}**" if cell.tone == "best" else text
 
 
 def escape_markdown(text: str) -> str:
@@ -117,9 +117,9 @@ def as_latex(tables: Sequence[Table], intervals: bool = False) -> str:
 
 def _latex_table(table: Table, intervals: bool) -> str:
     if _latex_width(table, intervals) > _COLUMN_WIDTH:
-        kind = "table*"
+        environment = "table*"
     else:
-        kind = "table"
+        environment = "table"
     # All headings but the first stand word below word.
     heads = [_set_indices(table.columns[0])]
     for text in table.columns[1:]:
@@ -129,7 +129,7 @@ def _latex_table(table: Table, intervals: bool) -> str:
     title = f"{table.title}." if table.title else ""
     caption = _escape_latex(f"{title} {table.caption}".strip())
     lines = [
-        rf"\begin{{{kind}}}[t]\centering\footnotesize\setlength{{\tabcolsep}}{{4pt}}",
+        rf"\begin{{{environment}}}[t]\centering\footnotesize\setlength{{\tabcolsep}}{{4pt}}",
         rf"\caption{{{caption}}}\vspace{{3pt}}",
         # Scaled down where even a page is too narrow.
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
@@ -141,7 +141,7 @@ def _latex_table(table: Table, intervals: bool) -> str:
     for row in table.rows:
         cells = [_latex_cell(cell, intervals) for cell in row]
         lines.append(rf"{' & '.join(cells)} \\")
-    lines += [r"\bottomrule", rf"\end{{tabular}}}}\end{{{kind}}}", ""]
+    lines += [r"\bottomrule", rf"\end{{tabular}}}}\end{{{environment}}}", ""]
     return "\n".join(lines)
 
 

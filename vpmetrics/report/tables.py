@@ -329,7 +329,8 @@ def attribute_cell(numbers: Mapping[str, float], key: str) -> Cell:
     entry = scalar("d_ece")
     if key in ("accuracy", "majority"):
         entry = scalar("eer")
-    low_key, high_key = (f"{key}{end}" for end in CI_SUFFIXES)
+    low_key = f"{key}{CI_SUFFIXES[0]}"
+    high_key = f"{key}{CI_SUFFIXES[1]}"
     value = numbers.get(key, math.nan)
     return value_cell(entry, value, numbers.get(low_key, math.nan), numbers.get(high_key, math.nan))
 
