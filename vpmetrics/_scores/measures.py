@@ -59,8 +59,8 @@ def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
 
 def tag_number(l_w: Tensor) -> Tensor:
     """Return the category of a worst case, 0 to 6; -1 for NaN."""
-    num_passed = torch.bucketize(l_w, l_w.new_tensor(TAG_BOUNDS), right=True)
-    return (num_passed + (l_w > 0)).masked_fill(l_w.isnan(), -1)
+    has_passed = torch.stack([l_w > 0, *(l_w >= bound for bound in TAG_BOUNDS)])
+    return has_passed.sum(0).masked_fill(l_w.isnan(), -1)
 
 
 def entropy_of_costs(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:

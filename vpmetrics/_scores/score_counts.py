@@ -218,12 +218,13 @@ def d_ece_term(true_llr: Tensor) -> Tensor:
     is_small = true_llr.abs() < 0.02
     x = true_llr.masked_fill(~is_small, 0)
     # By Horner's rule.
-    *lower_coefficients, series = true_llr.new_tensor(_TAYLOR_COEFFICIENTS).unbind()
-    for coefficient in reversed(lower_coefficients):
-        series = torch.addcmul(coefficient, x, series)
+    # Python numbers: a tensor of them would be copied to the device.
+    series = _TAYLOR_COEFFICIENTS[-1] * x
+    for coefficient in reversed(_TAYLOR_COEFFICIENTS[:-1]):
+        series = (series + coefficient) * x
     capped = true_llr.clamp(max=40.0).masked_fill(is_small, 1)
     growth = capped.expm1()
-    return torch.where(is_small, x * series, 0.5 + (capped - growth) / growth.square())
+    return torch.where(is_small, series, 0.5 + (capped - growth) / growth.square())
 
 
 def expected_disclosure(steps: Steps) -> Tensor:
