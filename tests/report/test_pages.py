@@ -179,11 +179,12 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
         "B2r",
         "B2u",
         "averaging",
+        "drawn",
         "trained",
     ]
     assert all(system["name"] in shown for system in content["systems"])
     assert "In brackets: 95 % confidence intervals" in shown
-    assert len(content["differences"]) == 10  # pairs of the five
+    assert len(content["differences"]) == 15  # pairs of the six
     trained = content["systems"][-1]["scalars"]
     assert "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u." in shown
     assert f"(within a session {trained['within_d_ece']:.3f} bit)" in shown
