@@ -85,41 +85,78 @@ def form_population(
 ) -> Population:
     """Return the population of all speakers with at least two conversations.
 
-    They are in the order of their ``places`` ``(K,)``.
+    Every reference of such a speaker is a predicate. Each speaker's conversations are numbered from
+    0 in the order of their places. In fold f conversation f is tested, and the next
+    ``num_calibration`` calibrate; after the last conversation comes the first again.
 
-    Every reference is a predicate. In fold f a speaker's conversation f is tested, and the next
-    ``num_calibration`` calibrate, cyclically. Without ``num_folds`` there are as many folds as a
-    speaker has conversations, at most ``num_calibration + 1``.
+    Args:
+        references: ``(R, D)``, rows of which each becomes a predicate.
+        reference_speakers: ``(R,)``, the speaker of each reference.
+        conversations: ``(K, D)``, one row per conversation.
+        speakers: ``(K,)``, the speaker of each conversation.
+        places: ``(K,)``, the place of each conversation among those of its speaker.
+        num_calibration: How many conversations of a speaker calibrate in one fold, at most.
+        num_folds: The number of folds; without it as many as the largest number of conversations
+            of one speaker, at most ``num_calibration + 1``.
     """
+    # Conversations of one speaker are adjacent in this order.
     order = lexsort_columns(places, speakers)
-    names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
-    first = counts.cumsum(0) - counts
-    # The sets that are drawn must not depend on labels or on the order of rows.
-    people = len(names)
-    speaker_of_reference = find_indices(names, reference_speakers)
-    # of no one
-    speaker_of_reference = torch.where(speaker_of_reference < 0, people, speaker_of_reference)
-    hashes = sum_hashes(hash_rows(conversations), find_indices(names, speakers), people)
-    ties = sum_hashes(hash_rows(references), speaker_of_reference, people + 1)[:people]
-    canonical = lexsort_columns(ties, hashes)
-    canonical = canonical[counts[canonical] > 1]
-    names, counts, first = names[canonical], counts[canonical], first[canonical]
-    largest = int(counts.amax()) if len(counts) else 1
-    turns = torch.arange(
-        min(largest, num_calibration + 1) if num_folds is None else num_folds, device=order.device
-    )
-    steps = turns.view(-1, 1, 1) + torch.arange(
-        min(largest, num_calibration + 1), device=order.device
-    )
-    table = order[first.unsqueeze(1) + steps % counts.unsqueeze(1)]
-    speaker_index = find_indices(names, reference_speakers)
+    all_labels, all_counts = torch.unique_consecutive(speakers[order], return_counts=True)
+    all_starts = all_counts.cumsum(0) - all_counts
+    ranking = _order_by_content(all_labels, references, reference_speakers, conversations, speakers)
+    kept_speakers = ranking[all_counts[ranking] > 1]
+    labels = all_labels[kept_speakers]
+    num_conversations = all_counts[kept_speakers]
+    start = all_starts[kept_speakers]
+
+    most_conversations = 1
+    if len(labels):
+        most_conversations = int(num_conversations.amax())
+    num_taken = min(most_conversations, num_calibration + 1)  # in one fold: tested and calibrating
+    if num_folds is None:
+        num_folds = num_taken
+    fold = torch.arange(num_folds, device=order.device).view(-1, 1, 1)
+    number = fold + torch.arange(num_taken, device=order.device)  # (F, 1, taken)
+    number = number % num_conversations.unsqueeze(1)  # (F, S, taken)
+    taken = order[start.unsqueeze(1) + number]
+
     # Predicates in the order of speakers, so that sums over them do not depend on labels.
-    kept = (speaker_index >= 0).nonzero().flatten()
-    kept = kept[speaker_index[kept].argsort(stable=True)]
-    usable = (counts - 1).clamp(max=num_calibration)
+    speaker_index = find_indices(labels, reference_speakers)
+    kept_references = (speaker_index >= 0).nonzero().flatten()
+    kept_references = kept_references[speaker_index[kept_references].argsort(stable=True)]
     return Population(
-        references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable
+        predicates=references[kept_references],
+        speaker_index=speaker_index[kept_references],
+        conversations=conversations,
+        tested=taken[..., 0],
+        calibration=taken[..., 1:],
+        counts=(num_conversations - 1).clamp(max=num_calibration),
     )
+
+
+def _order_by_content(
+    labels: Tensor,
+    references: Tensor,
+    reference_speakers: Tensor,
+    conversations: Tensor,
+    speakers: Tensor,
+) -> Tensor:
+    """Return the indices of the speakers ``labels`` ``(S,)`` sorted by hashes of their rows.
+
+    Speakers are later shuffled into sets with a fixed seed. These sets must not depend on labels or
+    on the order of rows, so speakers are sorted by their conversations, and those of equal
+    conversations by their references.
+    """
+    num_speakers = len(labels)
+    speaker_of_conversation = find_indices(labels, speakers)
+    speaker_of_reference = find_indices(labels, reference_speakers)
+    # References of speakers without a conversation are summed in one more entry, which is dropped.
+    speaker_of_reference = torch.where(speaker_of_reference < 0, num_speakers, speaker_of_reference)
+    conversation_hashes = sum_hashes(
+        hash_rows(conversations), speaker_of_conversation, num_speakers
+    )
+    reference_hashes = sum_hashes(hash_rows(references), speaker_of_reference, num_speakers + 1)
+    return lexsort_columns(reference_hashes[:num_speakers], conversation_hashes)
 
 
 def isolation_rates_and_standard_errors(
@@ -166,60 +203,96 @@ def isolation_rates_and_standard_errors(
 def _set_isolation_rates(
     population: Population, shuffle_seed: int, size: int, num_sets: int, scorer: Scorer
 ) -> Tensor:
-    """Return the share of predicates that fire exactly once in each set, ``(num_sets,)``.
+    """Return the share of predicates that isolate a speaker in each set, ``(num_sets,)``.
 
-    A set is a number of shuffled speakers.
+    The speakers are shuffled, and the first ``num_sets * size`` of them are cut into sets of
+    ``size``. A predicate isolates a speaker where it fires on exactly one member of the set, see
+    :func:`_count_isolating`. The seed also chooses the fold: which conversation is tested.
     """
-    folds, speakers = population.tested.shape
-    device, fold = population.speaker_index.device, shuffle_seed % folds
+    num_folds, num_speakers = population.tested.shape
+    num_calibration = population.calibration.shape[2]
+    device = population.speaker_index.device
+    fold = shuffle_seed % num_folds
+
     # Drawn on the host, since every kind of device has random numbers of its own.
-    order = torch.randperm(
-        speakers, generator=torch.Generator().manual_seed(shuffle_seed), device="cpu"
-    ).to(device)
-    place, counts = (
-        order.argsort()[population.speaker_index],
-        population.counts[population.speaker_index],
-    )
-    is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[
-        order
+    generator = torch.Generator().manual_seed(shuffle_seed)
+    shuffled_speakers = torch.randperm(num_speakers, generator=generator, device="cpu").to(device)
+    place_of_speaker = shuffled_speakers.argsort()
+    # Of the predicate's own speaker, (R,): the place, and how many conversations calibrate.
+    own_place = place_of_speaker[population.speaker_index]
+    own_count = population.counts[population.speaker_index]
+    # (S, C), conversations that only fill up the table of a speaker with fewer.
+    is_repeated = torch.arange(num_calibration, device=device) >= population.counts[
+        shuffled_speakers
     ].unsqueeze(1)
+
+    num_predicates = len(own_place)
     centre = widen(population.conversations[:1]).sum(dim=0)
     dtype = widest_affordable_dtype(
-        scorer, population.predicates, len(place) * population.calibration[0].numel()
+        scorer, population.predicates, num_predicates * population.calibration[0].numel()
     )
-    tested, calibration = (
-        prepare_rows(population.conversations[rows[fold, order].flatten()], scorer, centre, dtype)
-        for rows in (population.tested, population.calibration)
-    )
-    hits = torch.zeros(num_sets, dtype=torch.int64, device=device)
-    for rows in torch.arange(len(place), device=device).split(
-        num_rows_at_once(tested, len(tested) + len(calibration))
-    ):
+    tested_rows = population.tested[fold, shuffled_speakers]  # (S,)
+    tested = prepare_rows(population.conversations[tested_rows], scorer, centre, dtype)
+    calibration_rows = population.calibration[fold, shuffled_speakers].flatten()  # (S * C,)
+    calibration = prepare_rows(population.conversations[calibration_rows], scorer, centre, dtype)
+
+    num_isolating = torch.zeros(num_sets, dtype=torch.int64, device=device)
+    predicates_at_once = num_rows_at_once(tested, len(tested) + len(calibration))
+    for rows in torch.arange(num_predicates, device=device).split(predicates_at_once):
         predicates = prepare_rows(population.predicates[rows], scorer, centre, dtype)
         with torch.autocast(device.type, enabled=False):
-            scores, calibrating = (
-                scorer.compare(predicates, side) for side in (tested, calibration)
-            )
+            scores = scorer.compare(predicates, tested)  # (b, S)
+            calibration_scores = scorer.compare(predicates, calibration)  # (b, S * C)
             rounding = scorer.rounding(predicates, tested, scores, scores[:, :1])
-        # the caller's function may keep what it returns, and it is overwritten
+        # The caller's function may keep what it returns, and the scores are overwritten.
         if not scorer.is_builtin:
-            scores, calibrating = scores.clone(), calibrating.clone()
-        calibrating = calibrating.unflatten(1, is_repeated.shape).masked_fill_(
-            is_repeated, -torch.inf
+            scores = scores.clone()
+            calibration_scores = calibration_scores.clone()
+        calibration_scores = calibration_scores.unflatten(1, is_repeated.shape)  # (b, S, C)
+        calibration_scores = calibration_scores.masked_fill_(is_repeated, -torch.inf)
+        member_scores = _split_into_sets(
+            scores.unsqueeze(2), own_place[rows], size, num_sets
+        ).squeeze(3)
+        calibration_of_set = _split_into_sets(
+            calibration_scores, own_place[rows], size, num_sets
+        ).flatten(2)
+        num_isolating += _count_isolating(
+            member_scores, calibration_of_set, own_count[rows], rounding, num_calibration
         )
-        members = _split_into_sets(scores.unsqueeze(2), place[rows], size, num_sets).squeeze(3)
-        highest = _split_into_sets(calibrating, place[rows], size, num_sets).flatten(2)
-        highest = highest.topk(is_repeated.shape[1] + 1, dim=2).values
-        last = counts[rows].view(-1, 1, 1).expand(-1, num_sets, 1)
-        threshold = (
-            highest.gather(2, last - 1) + highest.gather(2, last)
-        ) / 2 + rounding.unsqueeze(2)
-        # A mask of the scores' own type: comparing and summing it is many times as fast as with
-        # booleans.
-        hits += (torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2) == 1).sum(
-            dim=0
-        )
-    return widen(hits) / len(place)
+    return widen(num_isolating) / num_predicates
+
+
+def _count_isolating(
+    member_scores: Tensor,
+    calibration_scores: Tensor,
+    own_count: Tensor,
+    rounding: Tensor,
+    num_calibration: int,
+) -> Tensor:
+    """Return how many predicates fire on exactly one member of each set, ``(sets,)``.
+
+    A predicate fires on scores above its threshold. Its own speaker has n calibrating
+    conversations, and a perfect predicate would fire on these alone. So the threshold lets n of the
+    set's calibration scores pass: it is the middle between the n-th highest of them and the next.
+
+    Args:
+        member_scores: ``(b, sets, N)``, each predicate's score of the tested conversation of every
+            member.
+        calibration_scores: ``(b, sets, N * C)``, its scores of their calibrating conversations.
+        own_count: ``(b,)``, the number n of each predicate.
+        rounding: ``(b, 1)``, scores that differ by no more are tied, and do not fire.
+        num_calibration: C, the largest n.
+    """
+    highest = calibration_scores.topk(num_calibration + 1, dim=2).values
+    num_sets = member_scores.shape[1]
+    own_count = own_count.view(-1, 1, 1).expand(-1, num_sets, 1)
+    last_above = highest.gather(2, own_count - 1)
+    first_below = highest.gather(2, own_count)
+    threshold = (last_above + first_below) / 2 + rounding.unsqueeze(2)
+    # A mask of the scores' own type: comparing and summing it is many times as fast as with
+    # booleans.
+    fires = torch.gt(member_scores, threshold, out=torch.empty_like(member_scores))
+    return (fires.sum(dim=2) == 1).sum(dim=0)
 
 
 def _split_into_sets(scores: Tensor, own_place: Tensor, size: int, num_sets: int) -> Tensor:
