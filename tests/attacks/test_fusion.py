@@ -566,6 +566,32 @@ def test_fusion_of_encoders_is_at_least_plain_comparison_by_any_of_them():
     )
 
 
+def test_plain_comparison_names_the_encoder_whose_scores_it_takes():
+    # The second encoder hears everything, and by itself finds more than any fusion with noise.
+    original, names, draw = fading_voices(12, 6, 16)
+    noise = noise_like(original, draw)
+    other_noise = noise_like(original, draw)
+    encoders = (Encoder("a", 16), Encoder("b", 16))
+    both = data_of(
+        torch.cat([noise, original], dim=1), torch.cat([other_noise, original], dim=1), names
+    )
+    data = both._replace(encoders=encoders)
+    condition = CONDITIONS["OP"]
+    attacker = FusedAttacker(data, [Plain()], [condition])
+    groups = group_speakers(data)
+
+    # Without plain comparison of the first encoder there is none of the second either.
+    assert not attacker.result(condition, groups).is_plain
+
+    # Replicates belong to the encoder that is compared, also if those of the first are not given.
+    plain, _ = attacker._compare_plainly(condition, 0, None)
+    result = attacker.result(condition, groups, plain)
+    assert (result.is_plain, result.plain_encoder, result.is_negated) == (True, 1, False)
+    for key, value in result.measures.items():
+        assert_close(result.replicates[key][0], value, equal_nan=True)
+        assert len(result.replicates[key]) == 1 + groups.num_groups
+
+
 # --- Profiles, shares, learning curve
 
 

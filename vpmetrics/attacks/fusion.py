@@ -18,6 +18,7 @@ instead of pairs of one speaker. As many pairs of as many speakers overfit as mu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +27,7 @@ from torch import Tensor
 
 from vpmetrics._scores.condition_scores import collect_pair_scores
 from vpmetrics._scores.pair_blocks import PairBlocks
-from vpmetrics._scores.score_counts import StepsOfBothSigns, expected_disclosure
+from vpmetrics._scores.score_counts import Steps, StepsOfBothSigns, expected_disclosure
 from vpmetrics._scores.scorers import SCORERS
 from vpmetrics._util.dtypes import is_finite_everywhere, wide_dtype, widen
 from vpmetrics._util.scalar import FULL_DISCLOSURE
@@ -251,8 +252,9 @@ class FusedAttacker:
 
         ``groups`` are left out one by one; attacks and weights stay as they are. ``plain``: what
         plain comparison finds on all trials, by encoder; the result is at least that, in the better
-        direction. ``plain_replicates`` ``(1 + G, S)``: the same of all speakers and without each
-        group.
+        direction. Encoders missing there are compared here; without any, the result is that of the
+        fused scores alone. ``plain_replicates`` ``(1 + G, S)``: the same of all speakers and
+        without each group.
         """
         device = self.data.speakers.device
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -330,74 +332,134 @@ class FusedAttacker:
         plain: Sequence[StepsOfBothSigns],
         plain_replicates: Sequence[StepsOfBothSigns],
     ) -> FusedResult:
-        """Count all pairs by the fused scores, and take the branch that finds more."""
+        """Return what the fused score finds, or plain comparison where that finds at least as much.
+
+        ``plain`` and ``plain_replicates``: by encoder, as in :meth:`result`.
+        """
         fusion = self._scores.fuse(condition)
-        for index in range(max(1, len(plain)), len(self._encoders)):
-            counts_of_encoder, replicates_of_encoder = self._compare_plainly(
-                condition, index, groups
-            )
-            plain = [*plain, counts_of_encoder]
-            plain_replicates = [*plain_replicates, *replicates_of_encoder]
-        counts = widen(self._scores.count_pairs(fusion))
+        plain_attackers = self._list_plain_attackers(condition, groups, plain, plain_replicates)
+        counts = widen(self._scores.count_pairs(fusion))  # (2 P, 3, B)
+        # One PAV serves all rows (2 P + 2 A, B), in this order: the P profiles, these profiles
+        # on permuted speakers, the A single features, and these with negated scores.
         steps = join_all_steps(counts, widen(fusion.own_counts))
         num_profiles = len(PROFILES)
         num_features = len(fusion.labels)
-        d_ece, chance, own = expected_disclosure(steps).split(
+        d_ece_of_profile, chance_of_profile, d_ece_of_features = expected_disclosure(steps).split(
             [num_profiles, num_profiles, 2 * num_features]
         )
-        # Plain comparison, with its negation, is the first profile before its sign is chosen.
-        floors = []
-        for steps_of_encoder in plain:
-            for steps_of_sign in steps_of_encoder:
-                floors.append(expected_disclosure(steps_of_sign))
-        floor = torch.stack(floors or [d_ece.new_zeros(())])
-        best_plain = int(floor.argmax())
-        best_profile = int(d_ece.argmax())
-        by_profile = torch.maximum(d_ece.cummax(0).values, floor.amax())
-        is_plain = bool(plain) and bool(floor[best_plain] >= d_ece[best_profile])
+        plain_disclosures = [expected_disclosure(attacker.steps) for attacker in plain_attackers]
+        if not plain_attackers:
+            plain_disclosures.append(d_ece_of_profile.new_zeros(()))
+        d_ece_of_plain = torch.stack(plain_disclosures)
+        best_plain = int(d_ece_of_plain.argmax())
+        best_profile = int(d_ece_of_profile.argmax())
+        # A profile has all that the profiles before it have, and everybody can compare plainly.
+        at_least = torch.maximum(d_ece_of_profile.cummax(0).values, d_ece_of_plain.amax())
+
+        plain_attacker = None
+        if plain_attackers and bool(d_ece_of_plain[best_plain] >= d_ece_of_profile[best_profile]):
+            plain_attacker = plain_attackers[best_plain]
         replicates = None
-        if is_plain:
-            chosen = plain[best_plain // 2][best_plain % 2]
-            if plain_replicates:
-                replicates = plain_replicates[best_plain // 2][best_plain % 2]
+        if plain_attacker is not None:
+            chosen_steps = plain_attacker.steps
+            replicates = plain_attacker.replicates
         else:
-            chosen = take_row(steps, best_profile)
+            chosen_steps = take_row(steps, best_profile)
             if groups is not None:
-                replicates = self._scores.count_replicates(fusion, 2 * best_profile, chosen, groups)
-        measures = {key: measure(chosen) for key, measure in MEASURES.items()}
-        table = torch.stack([own.view(2, -1).amax(0), fusion.shares[-1]])
-        d_ece_of_feature, shares = table.tolist()
+                # Fused scores alternate: a profile, and the same on permuted speakers.
+                fused_score = 2 * best_profile
+                replicates = self._scores.count_replicates(
+                    fusion, fused_score, chosen_steps, groups
+                )
+        measures = {key: measure(chosen_steps) for key, measure in MEASURES.items()}
+        replicates_by_key = None
+        if replicates is not None:
+            replicates_by_key = measure_replicates(measures, replicates)
+
+        better_sign_of_feature = d_ece_of_features.view(2, num_features).amax(0)
+        shares_in_richest_profile = fusion.shares[-1]
+        # One copy from the device instead of two.
+        table = torch.stack([better_sign_of_feature, shares_in_richest_profile])
+        d_ece_of_feature, share_of_feature = table.tolist()
         return FusedResult(
             measures=measures,
-            chance=chance.amax(),
-            num_fitted_speakers=torch.full_like(d_ece[0], self.num_fitted_speakers),
-            by_profile=dict(zip(PROFILE_KEYS, by_profile, strict=True)),
-            profile=None if is_plain else best_profile,
-            plain_encoder=best_plain // 2,
-            is_negated=is_plain and best_plain % 2 == 1,
-            attacks=tabulate_attacks(fusion.labels, d_ece_of_feature, shares),
-            replicates=None if replicates is None else measure_replicates(measures, replicates),
+            chance=chance_of_profile.amax(),
+            num_fitted_speakers=torch.full_like(d_ece_of_profile[0], self.num_fitted_speakers),
+            by_profile=dict(zip(PROFILE_KEYS, at_least, strict=True)),
+            profile=best_profile if plain_attacker is None else None,
+            plain_encoder=0 if plain_attacker is None else plain_attacker.encoder,
+            is_negated=plain_attacker is not None and plain_attacker.is_negated,
+            attacks=tabulate_attacks(fusion.labels, d_ece_of_feature, share_of_feature),
+            replicates=replicates_by_key,
         )
 
-    def _compare_plainly(
-        self, condition: Condition, index: int, groups: JackknifeGroups | None
-    ) -> tuple[StepsOfBothSigns, list[StepsOfBothSigns]]:
-        """Return what plain comparison by one encoder finds.
+    def _list_plain_attackers(
+        self,
+        condition: Condition,
+        groups: JackknifeGroups | None,
+        plain: Sequence[StepsOfBothSigns],
+        plain_replicates: Sequence[StepsOfBothSigns],
+    ) -> list[_PlainAttacker]:
+        """Return plain comparison by each encoder, in both directions of the score.
 
-        On all trials, and with groups without each of them.
+        Encoders beyond those in ``plain`` are compared here. An empty ``plain`` asks for the fused
+        scores alone, so the list is empty.
         """
-        enrolment, test = self._encoders[index].sides(condition, self.enrolment)
+        if not plain:
+            return []
+        attackers = []
+        for encoder in range(len(self._encoders)):
+            replicates = None
+            if encoder < len(plain):
+                steps = plain[encoder]
+                if encoder < len(plain_replicates):
+                    replicates = plain_replicates[encoder]
+            else:
+                steps, replicates = self._compare_plainly(condition, encoder, groups)
+            for is_negated in (False, True):
+                replicates_of_sign = None
+                if replicates is not None:
+                    replicates_of_sign = replicates[is_negated]
+                attackers.append(
+                    _PlainAttacker(encoder, is_negated, steps[is_negated], replicates_of_sign)
+                )
+        return attackers
+
+    def _compare_plainly(
+        self, condition: Condition, encoder: int, groups: JackknifeGroups | None
+    ) -> tuple[StepsOfBothSigns, StepsOfBothSigns | None]:
+        """Return the steps of plain comparison by one encoder, and the replicates of the jackknife.
+
+        The steps ``(S,)`` count all trials. The replicates ``(1 + G, S)`` count the trials of all
+        speakers and without each group; None without ``groups``.
+        """
+        enrolment, test = self._encoders[encoder].sides(condition, self.enrolment)
         num_speakers = len(self.data.speakers)
         pairs = PairBlocks(
             enrolment, test, num_speakers, SCORERS["cosine"], condition, self.processes
         )
         scores = collect_pair_scores(pairs)
         if groups is None:
-            return scores.counts, []
+            return scores.counts, None
         from vpmetrics._scores.jackknife import count_replicates
 
         counted = count_replicates(pairs, scores, groups, self.data.speakers)
-        return scores.counts, [counted.measure_input.counts]
+        return scores.counts, counted.measure_input.counts
+
+
+@dataclass(frozen=True, eq=False)
+class _PlainAttacker:
+    """Plain comparison by one encoder, in one direction of the score.
+
+    ``encoder``: its index. ``is_negated``: whether a low score speaks for the same speaker.
+    ``steps`` ``(S,)``: all trials. ``replicates`` ``(1 + G, S)``: those of all speakers and without
+    each jackknife group.
+    """
+
+    encoder: int
+    is_negated: bool
+    steps: Steps
+    replicates: Steps | None
 
 
 def _weigh_rows(
