@@ -148,7 +148,7 @@ class Headline:
     def is_speaker_exposed(self) -> bool:
         """Whether one speaker discloses more than luck gives the worst of all.
 
-        By chance in one of 50 evaluations.
+        By chance in one of 20 evaluations at most.
         """
         return self.worst_p <= MOST_LUCK
 
@@ -157,9 +157,9 @@ class Headline:
         return " ".join([self.verdict, *self.reasons])
 
 
-# p-value up to which the worst speaker is named: by chance in one of 50 private systems, so that
-# all risks together, of which each may err, are found by chance in less than one of 20.
-MOST_LUCK = 0.02
+# p-value up to which the worst speaker is named: by chance in at most one of 20 private systems. A
+# stricter limit would name fewer by luck, and overlook more who are exposed.
+MOST_LUCK = 0.05
 _MOST_AS_ONE_IN_N = 0.55  # above it, 1 in N is too coarse
 _LEAST_AS_N_IN_100 = 0.95  # from it on, N in 10 would say ten of ten
 
