@@ -115,6 +115,9 @@ def test_kaldi_folder(tmp_path):
     assert speakers_of(found) == {"u1": "s1", "u2": "s2"}
     assert all(recording.path.is_file() for recording in found.items)
     assert "wav.scp was taken" in found.assumptions[0]
+    # What a user asks for comes before what lies beside the list.
+    asked = list_recordings(tmp_path, speaker_pattern="u")
+    assert speakers_of(asked) == {"u1": "u", "u2": "u"}
 
 
 @pytest.mark.parametrize("separator", [",", "\t"])

@@ -48,9 +48,9 @@ def list_recordings(
 ) -> RecordingsAndAssumptions:
     """List the recordings of a folder, a ``wav.scp`` or a manifest, with their speakers if known.
 
-    Speakers are those of the manifest or of ``utt2spk``, else what ``speaker_pattern`` finds, else
-    a folder of the path (``p225/p225_001.wav``), else the first part of the file name
-    (``1272-128104-0000.flac``).
+    Speakers are those of ``utt2spk`` if it is given, else what ``speaker_pattern`` finds if it is
+    given, else those of the manifest or of the ``utt2spk`` beside ``wav.scp``, else a folder of the
+    path (``p225/p225_001.wav``), else the first part of the file name (``1272-128104-0000.flac``).
 
     Args:
         source: A folder, searched in depth; a Kaldi ``wav.scp``, or the folder it is in; or a CSV
@@ -93,7 +93,8 @@ def list_recordings(
             " manifest (path,speaker,utterance)."
         )
     default_file = source.with_name("utt2spk")
-    if utt2spk is None and source.suffix.lower() == ".scp" and default_file.is_file():
+    is_kaldi_list = source.suffix.lower() == ".scp"
+    if utt2spk is None and speaker_pattern is None and is_kaldi_list and default_file.is_file():
         utt2spk = default_file
     if utt2spk is not None:
         items = _set_speakers(items, _read_utt2spk(Path(utt2spk)))
