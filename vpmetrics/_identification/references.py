@@ -48,7 +48,8 @@ _FEW_SCORES = 1 << 18  # up to as many are compared at once even where most inpu
 class References(NamedTuple):
     """Units of utterances that are averaged to references.
 
-    Each is of one speaker, or of one session of a speaker.
+    A unit holds all utterances of one speaker, or of one session of a speaker. A gallery is one
+    reference per speaker.
 
     Units of a speaker are adjacent, and so are the rows of a unit. Sums are of deviations from
     ``anchor``, in double precision: the mean of equal rows is then that row to the last bit, with
@@ -58,33 +59,42 @@ class References(NamedTuple):
     vectors: Tensor  # (M, D)
     speakers: Tensor  # (N,), in canonical order
     anchor: Tensor  # (D,)
-    sums: Tensor  # (U, D)
-    counts: Tensor  # (U,)
+    sums: Tensor  # (U, D), of the rows of each unit
+    counts: Tensor  # (U,), rows of each unit
     units: Tensor  # (N,), how many each speaker has
-    first_unit: Tensor  # (N,)
-    rows: Tensor  # (M,), sorted by unit, and within a unit in canonical order
-    first_row: Tensor  # (U,)
+    first_unit: Tensor  # (N,), of each speaker among the U units
+    rows: Tensor  # (M,), of ``vectors``, sorted by unit, and within a unit in canonical order
+    first_row: Tensor  # (U,), where the rows of each unit begin in ``rows``
 
     def unit_means(self) -> Tensor:
         """Return the mean of the first unit of every speaker, ``(N, D)``."""
         return self.sums[self.first_unit] / self.counts[self.first_unit, None] + self.anchor
 
     def leave_one_out_means(self, unit_number: Tensor, excluded_row: Tensor) -> Tensor:
-        """Return galleries ``(G, N, D)``.
+        """Return G galleries ``(G, N, D)``, each with one reference for every speaker.
 
-        For every speaker the mean of one unit without one of its rows.
+        In gallery g the reference of a speaker is the mean of the speaker's unit
+        ``unit_number[g]``, without the row of this unit that has the number ``excluded_row[g]``.
+        Both numbers count from 0, and begin anew at the end: unit 5 of a speaker with three units
+        is unit 2.
 
-        ``unit_number``, ``excluded_row`` ``(G,)``: both are counted cyclically within the speaker
-        and the unit. A negative ``excluded_row`` excludes nothing; a single row is never excluded.
-        All means follow from the sums.
+        Args:
+            unit_number: Integer tensor of shape ``(G,)``.
+            excluded_row: Integer tensor of shape ``(G,)``; a negative number excludes nothing. The
+                only row of a unit is never excluded.
         """
         excluded_row = excluded_row[:, None]
-        unit = self.first_unit + unit_number[:, None] % self.units
-        counts = self.counts[unit]
-        lacks_row = (counts > 1) & (excluded_row >= 0)
-        row = self.rows[self.first_row[unit] + excluded_row % counts]
-        left_out = (widen(self.vectors[row]) - self.anchor).masked_fill_(~lacks_row[..., None], 0)
-        return (self.sums[unit] - left_out) / (counts - lacks_row.long())[..., None] + self.anchor
+        unit = self.first_unit + unit_number[:, None] % self.units  # (G, N)
+        num_rows = self.counts[unit]
+        is_excluding = (num_rows > 1) & (excluded_row >= 0)
+        row = self.rows[
+            self.first_row[unit] + excluded_row % num_rows
+        ]  # no meaning if not excluding
+        # The mean without a row follows from the sum, so nothing is summed again.
+        deviation = widen(self.vectors[row]) - self.anchor  # (G, N, D)
+        excluded_deviation = deviation.masked_fill_(~is_excluding[..., None], 0)
+        num_left = num_rows - is_excluding.long()
+        return (self.sums[unit] - excluded_deviation) / num_left[..., None] + self.anchor
 
 
 class IdentificationTrials(NamedTuple):
@@ -302,15 +312,15 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
 
 
 class _GalleryBatch(NamedTuple):
-    """Galleries that are compared at once, each with as many inputs.
+    """Galleries that are compared at once with their inputs.
 
-    Or one gallery with some of its inputs.
+    Or one gallery with some of its inputs, where it has many.
     """
 
-    first: int  # gallery
-    last: int  # gallery, exclusive
-    start: int  # place of the first input
-    stop: int  # place of the last input, exclusive
+    gallery_start: int
+    gallery_stop: int  # exclusive
+    input_start: int  # among the inputs sorted by gallery
+    input_stop: int  # exclusive
     most_inputs: int  # of one gallery
 
 
@@ -328,15 +338,16 @@ def score_inputs(
     batches = _batch_galleries(trials)
     if is_distributed:
         batches = list(trials.processes.share(batches))
-    kept_batch = None
     galleries = trials.references.sums
+    prepared_slice = None
     for batch in batches:
-        # Pieces of one large gallery follow each other.
-        if kept_batch is None or (batch.first, batch.last) != (kept_batch.first, kept_batch.last):
-            unit_number, excluded_row = trials.galleries[:, batch.first : batch.last]
+        gallery_slice = slice(batch.gallery_start, batch.gallery_stop)
+        # Pieces of one large gallery follow each other, and it is prepared once.
+        if gallery_slice != prepared_slice:
+            unit_number, excluded_row = trials.galleries[:, gallery_slice]
             means = trials.references.leave_one_out_means(unit_number, excluded_row)
             galleries = _prepare(means, scorer, trials.references.anchor, dtype)
-        kept_batch = batch
+            prepared_slice = gallery_slice
         yield _score_batch(trials, batch, galleries, scorer)
 
 
@@ -381,46 +392,55 @@ def _prepare(galleries: Tensor, scorer: Scorer, anchor: Tensor, dtype: torch.dty
 def _score_batch(
     trials: IdentificationTrials, batch: _GalleryBatch, galleries: Tensor, scorer: Scorer
 ) -> ScoreRows:
-    """Return the scores of the inputs of some prepared galleries ``(G, N, D)``."""
-    rows = trials.order[batch.start : batch.stop]
+    """Return the scores of the inputs of a batch, each against all references of its gallery.
+
+    ``galleries`` ``(G, N, D)``: those of the batch, ready for comparison. One batched product
+    compares P inputs with each gallery; a gallery with fewer inputs is filled up.
+    """
+    rows = trials.order[batch.input_start : batch.input_stop]
     if not scorer.is_builtin:
         return _score_with_function(trials, batch, rows, galleries, scorer)
-    shape = (batch.last - batch.first, batch.most_inputs)
+    num_galleries = batch.gallery_stop - batch.gallery_start
+    inputs_shape = (num_galleries, batch.most_inputs)  # (G, P)
+    is_filled_up = len(rows) != num_galleries * batch.most_inputs
     compared_rows = rows
-    place_of_row = None
-    if len(rows) != shape[0] * shape[1]:
-        compared_rows, place_of_row = _fill_up_galleries(trials, batch, rows)
+    if is_filled_up:
+        compared_rows, place_of_row = _fill_up_inputs(trials, batch, rows)
     probes = _prepare(
         trials.inputs[compared_rows], scorer, trials.references.anchor, galleries.dtype
     )
-    probes = probes.unflatten(0, shape)
-    columns = trials.column[compared_rows].view(*shape, 1)
+    probes = probes.unflatten(0, inputs_shape)  # (G, P, D)
+    own_column = trials.column[compared_rows].view(*inputs_shape, 1)
     with torch.autocast(probes.device.type, enabled=False):
-        scores = scorer.compare(probes, galleries)
-        match = scores.gather(2, columns)
+        scores = scorer.compare(probes, galleries)  # (G, P, N)
+        match = scores.gather(2, own_column)
         with torch.no_grad():
             rounding = scorer.rounding(probes, galleries, scores, match)
-    compared = (scores.flatten(0, 1), match.flatten(0, 1), rounding.flatten(0, 1))
-    if place_of_row is not None:
-        compared = (compared[0][place_of_row], compared[1][place_of_row], compared[2][place_of_row])
-    return ScoreRows(rows, *compared)
+    scores = scores.flatten(0, 1)
+    match = match.flatten(0, 1)
+    rounding = rounding.flatten(0, 1)
+    if is_filled_up:
+        scores = scores[place_of_row]
+        match = match[place_of_row]
+        rounding = rounding[place_of_row]
+    return ScoreRows(rows, scores, match, rounding)
 
 
-def _fill_up_galleries(
+def _fill_up_inputs(
     trials: IdentificationTrials, batch: _GalleryBatch, rows: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return inputs ``(G * P,)``, P for each gallery, where some have fewer.
+    """Return inputs ``(G * P,)``, P for each gallery, and the place of each of ``rows`` in them.
 
-    And the place of each of the ``rows``.
+    ``rows`` are the inputs of the batch, sorted by gallery. In a gallery with fewer than P inputs
+    the first of them is repeated.
     """
-    num_galleries = batch.last - batch.first
-    gallery = trials.gallery_of_place[batch.start : batch.stop] - batch.first
+    num_galleries = batch.gallery_stop - batch.gallery_start
+    gallery = trials.gallery_of_place[batch.input_start : batch.input_stop] - batch.gallery_start
     first_row = torch.searchsorted(gallery, torch.arange(num_galleries, device=gallery.device))
-    number = torch.arange(len(rows), device=gallery.device)
-    place = gallery * batch.most_inputs + number - first_row[gallery]
-    # The first input of a gallery stands where there is none.
+    row_number = torch.arange(len(rows), device=gallery.device)
+    place_of_row = gallery * batch.most_inputs + row_number - first_row[gallery]
     filled = rows[first_row, None].expand(-1, batch.most_inputs).flatten()
-    return filled.scatter(0, place, rows), place
+    return filled.scatter(0, place_of_row, rows), place_of_row
 
 
 def _score_with_function(
@@ -430,27 +450,38 @@ def _score_with_function(
     galleries: Tensor,
     scorer: Scorer,
 ) -> ScoreRows:
-    """Return what :func:`_score_batch` returns, by a function of the caller.
+    """Do what :func:`_score_batch` does where ``scorer`` is a function of the caller.
 
-    The function takes one gallery at a time.
+    Such a function compares two matrices, so it takes one gallery ``(N, D)`` at a time. ``rows``
+    are the inputs of the batch, sorted by gallery.
     """
     probes = _prepare(trials.inputs[rows], scorer, trials.references.anchor, galleries.dtype)
-    sizes = [len(rows)]
-    if batch.last - batch.first > 1:
-        sizes = list(trials.gallery_sizes[batch.first : batch.last])
-    parts: list[ScoreRows] = []
-    for gallery, some_rows, some_probes in zip(
-        galleries, rows.split(sizes), probes.split(sizes), strict=True
+    num_galleries = batch.gallery_stop - batch.gallery_start
+    if num_galleries > 1:
+        num_inputs = list(trials.gallery_sizes[batch.gallery_start : batch.gallery_stop])
+    else:  # The batch may be only a piece of a large gallery.
+        num_inputs = [len(rows)]
+    scores_of_galleries: list[Tensor] = []
+    matches_of_galleries: list[Tensor] = []
+    rounding_of_galleries: list[Tensor] = []
+    for gallery, gallery_rows, gallery_probes in zip(
+        galleries, rows.split(num_inputs), probes.split(num_inputs), strict=True
     ):
         with torch.autocast(probes.device.type, enabled=False):
-            # The caller's function may keep what it returns, and a block is overwritten.
-            scores = scorer.compare(some_probes, gallery).clone()
-            match = scores.gather(1, trials.column[some_rows].unsqueeze(1))
+            # Scores are overwritten later, and the caller's function may have kept them.
+            scores = scorer.compare(gallery_probes, gallery).clone()
+            match = scores.gather(1, trials.column[gallery_rows].unsqueeze(1))
             with torch.no_grad():
-                rounding = scorer.rounding(some_probes, gallery, scores, match)
-        parts.append(ScoreRows(some_rows, scores, match, rounding))
-    columns = zip(*parts, strict=True)
-    return ScoreRows(*map(torch.cat, columns))
+                rounding = scorer.rounding(gallery_probes, gallery, scores, match)
+        scores_of_galleries.append(scores)
+        matches_of_galleries.append(match)
+        rounding_of_galleries.append(rounding)
+    return ScoreRows(
+        rows,
+        torch.cat(scores_of_galleries),
+        torch.cat(matches_of_galleries),
+        torch.cat(rounding_of_galleries),
+    )
 
 
 def num_rows_at_once(inputs: Tensor, columns: int) -> int:
