@@ -27,7 +27,7 @@ _MANY_TRIALS = 1 << 20  # non-target trials of one draw, from which fewer draws 
 _MOST_TRIALS = 1 << 22  # non-target trials of all draws that are scored
 _MOST_ENTRIES = 1 << 24  # of rows that are averaged at once
 _MOST_COMPARED = 1 << 24  # pairs of recordings that are compared at once
-_SESSION_STEPS = 1 << 20  # of a random rank: sessions differ by steps, their rows within a step
+_SESSION_STEPS = 1 << 20  # of [0, 1): each session has a step, and its rows lie within it
 _ROWS_AT_ONCE = 512  # enrolment conversations that are compared at once, where there are many
 _SEED = 2971  # of the draws: the same for every call
 
@@ -141,7 +141,7 @@ def _lay_out(
         return _Layout(members, side.speaker_index, partition, side.speakers)
     groups = _group_rows(side, recording, random_numbers, condition, length)
     # Rows that are left out in a draw come last, after all groups.
-    order = (groups.group_of_row + groups.rank).argsort(dim=1)
+    order = (groups.group_of_row + groups.position).argsort(dim=1)
     group_start = groups.size.cumsum(0) - groups.size
     num_kept = groups.size // length * length
     position = torch.arange(int(groups.size.sum()), device=recording.device)
@@ -160,60 +160,102 @@ def _lay_out(
 class _RowGroups:
     """Groups of rows that conversations are cut out of.
 
-    ``group_of_row`` ``(K, N)`` or ``(N,)``; beyond the last group where a row is left out.
-    ``rank`` ``(K, N)``: random order within the group, in [0, 1). ``size`` ``(G,)``.
+    ``group_of_row`` ``(K, N)`` or ``(N,)``, float64; a row that is left out has the number ``G``,
+    after the last group. ``position`` ``(K, N)``, in [0, 1): rows of a group are taken in this
+    order, so ``group_of_row + position`` sorts the rows of a draw. ``size`` ``(G,)``: rows per
+    group.
     """
 
     group_of_row: Tensor
-    rank: Tensor
+    position: Tensor
     size: Tensor
 
 
 def _group_rows(
     side: Utterances, recording: Tensor, random_numbers: Tensor, condition: Condition, length: int
 ) -> _RowGroups:
-    """Return groups of rows of one speaker and side of ``is_reference``.
+    """Return the groups of rows that conversations are cut out of, with a random order in each.
 
-    Across sessions a group has one session where that is long enough, else several sessions one
-    after the other.
+    Rows of a group have one speaker and, where references are marked, are all references or all
+    not. Where the condition asks for sessions, :func:`_group_by_session` divides them further.
+
+    Args:
+        side: Rows ``(N,)`` of one side, at least one.
+        recording: ``(N,)``, the column of ``random_numbers`` that belongs to each row.
+        random_numbers: ``(K, R)`` in [0, 1), of each draw and recording.
+        condition: The condition.
+        length: Utterances per conversation.
     """
-    rank = random_numbers[:, recording]
-    columns = [side.speaker_index]
+    position = random_numbers[:, recording]
+    labels = [side.speaker_index]
     if side.is_reference is not None:
-        columns.append(side.is_reference.long())
-    if condition.target_sessions == "any" or side.sessions is None:
-        group = torch.stack(columns).unique(dim=1, return_inverse=True)[1]
-        num_groups = 0
-        if len(group):
-            num_groups = int(group.amax()) + 1
-        if side.sessions is None:
-            return _RowGroups(group.double(), rank, count_values(group, num_groups))
-        return _keep_one_version(recording, rank, group, num_groups)
-    session, _ = _number_sessions(side.sessions, side.speaker_index)
+        labels.append(side.is_reference.long())
+    if condition.target_sessions != "any" and side.sessions is not None:
+        return _group_by_session(side.sessions, labels, position, length)
+    group, num_groups = _number_combinations(labels)
+    if side.sessions is None:
+        return _RowGroups(group.double(), position, count_values(group, num_groups))
+    return _keep_one_version(recording, position, group, num_groups)
+
+
+def _group_by_session(
+    sessions: Tensor, labels: Sequence[Tensor], position: Tensor, length: int
+) -> _RowGroups:
+    """Return groups of rows that agree in ``labels``, divided by session where these are long.
+
+    A session of at least ``length`` rows is a group of its own. All shorter sessions of a speaker
+    are one group, in which sessions follow one another, so that a conversation has few of them.
+    """
+    session, _ = _number_sessions(sessions, labels[0])
     num_sessions = int(session.amax()) + 1
     is_long = (count_values(session, num_sessions) >= length)[session]
-    columns.append(torch.where(is_long, session, num_sessions))
-    group = torch.stack(columns).unique(dim=1, return_inverse=True)[1]
-    # In a group of several sessions, rows of one session follow each other.
-    rank_of_session = _draw_numbers(len(random_numbers), num_sessions, rank.device, _SEED + 1)
-    rank = ((rank_of_session[:, session] * _SESSION_STEPS).floor() + rank) / _SESSION_STEPS
-    rank = rank.clamp(max=1 - 1e-9)
-    return _RowGroups(group.double(), rank, count_values(group, int(group.amax()) + 1))
+    all_short_sessions = num_sessions  # a number that no session has
+    group, num_groups = _number_combinations(
+        [*labels, torch.where(is_long, session, all_short_sessions)]
+    )
+    # Every session begins at a random step of [0, 1), and its rows keep their order within it.
+    session_position = _draw_numbers(len(position), num_sessions, position.device, _SEED + 1)
+    step = (session_position[:, session] * _SESSION_STEPS).floor()
+    position = (step + position) / _SESSION_STEPS
+    # A position rounded up to 1 would belong to the next group.
+    position = position.clamp(max=1 - 1e-9)
+    return _RowGroups(group.double(), position, count_values(group, num_groups))
+
+
+def _number_combinations(labels: Sequence[Tensor]) -> tuple[Tensor, int]:
+    """Return a number for the labels ``(N,)`` that each row combines, and how many there are."""
+    number = torch.stack(list(labels)).unique(dim=1, return_inverse=True)[1]
+    return number, int(number.amax()) + 1
 
 
 def _keep_one_version(
-    recording: Tensor, rank: Tensor, group: Tensor, num_groups: int
+    recording: Tensor, position: Tensor, group: Tensor, num_groups: int
 ) -> _RowGroups:
-    """Return the groups with one version of each recording that was protected several times."""
-    recordings, index = torch.stack([group, recording]).unique(dim=1, return_inverse=True)
-    size = count_values(recordings[0], num_groups)
-    if recordings.shape[1] == len(recording):
-        return _RowGroups(group.double(), rank, size)
-    priority = _draw_numbers(len(rank), len(recording), rank.device, _SEED + 2)
-    lowest = priority.new_ones(len(rank), recordings.shape[1])
-    lowest = lowest.scatter_reduce(1, index.expand_as(priority), priority, "amin")
-    is_chosen = priority == lowest[:, index]
-    return _RowGroups(torch.where(is_chosen, group, num_groups).double(), rank, size)
+    """Return the groups with one row, drawn at random, of each recording in a group.
+
+    A recording that was protected several times has several rows, which are the same utterance.
+
+    Args:
+        recording: ``(N,)``, the number of each row's recording.
+        position: ``(K, N)``, see :class:`_RowGroups`.
+        group: ``(N,)``, the group of each row.
+        num_groups: ``G``.
+    """
+    group_and_recording, version_of = torch.stack([group, recording]).unique(
+        dim=1, return_inverse=True
+    )
+    num_recordings = group_and_recording.shape[1]
+    size = count_values(group_and_recording[0], num_groups)
+    if num_recordings == len(recording):
+        return _RowGroups(group.double(), position, size)
+    # Of the versions of a recording, the row with the lowest random number is taken.
+    priority = _draw_numbers(len(position), len(recording), position.device, _SEED + 2)
+    lowest = priority.new_ones(len(position), num_recordings)
+    lowest = lowest.scatter_reduce(1, version_of.expand_as(priority), priority, "amin")
+    is_taken = priority == lowest[:, version_of]
+    left_out = num_groups
+    group_in_draw = torch.where(is_taken, group, left_out)
+    return _RowGroups(group_in_draw.double(), position, size)
 
 
 @dataclass(frozen=True, eq=False)

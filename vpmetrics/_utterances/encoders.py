@@ -88,23 +88,23 @@ def _join_tensors(
 def _join_tables(
     tables: Mapping[str, Mapping[str, Any]], known: Sequence[Encoder], device: torch.device | None
 ) -> tuple[dict[str, Any], tuple[Encoder, ...]]:
-    """Return the embeddings of all encoders side by side; raise for others than known ones."""
+    """Return each side with the embeddings of all encoders side by side, and the encoders.
+
+    ``tables``: by side, embeddings ``(B, D)`` by the name of the encoder. Raises where the names or
+    widths are not those of the ``known`` encoders or, in a first batch, of the first side.
+    """
     names = _find_names(tables, known)
     joined = {}
     encoders = tuple(known)
     for side_name, table in tables.items():
-        embeddings = [
-            _check_embeddings(f"{side_name}[{name!r}]", table[name], device) for name in names
-        ]
-        counts = [f"{len(rows)} of {name!r}" for name, rows in zip(names, embeddings, strict=True)]
-        if len({len(rows) for rows in embeddings}) > 1:
-            raise ValueError(
-                f"Expected `{side_name}` to have as many rows of each encoder, but got"
-                f" {', '.join(counts)}."
-            )
+        embeddings: list[Tensor] = []
+        for name in names:
+            embeddings.append(_check_embeddings(f"{side_name}[{name!r}]", table[name], device))
+        _check_row_counts(side_name, names, embeddings)
         widths = [rows.shape[1] for rows in embeddings]
         encoders_of_side = tuple(map(Encoder, names, widths))
-        encoders = encoders or encoders_of_side
+        if not encoders:
+            encoders = encoders_of_side
         if encoders_of_side != encoders:
             raise ValueError(
                 f"Expected `{side_name}` to have embeddings of {_describe_widths(encoders)}, as"
@@ -112,6 +112,18 @@ def _join_tables(
             )
         joined[side_name] = torch.cat(embeddings, dim=1)
     return joined, encoders
+
+
+def _check_row_counts(side_name: str, names: Sequence[str], embeddings: Sequence[Tensor]) -> None:
+    """Raise unless all encoders embed as many rows."""
+    if len({len(rows) for rows in embeddings}) > 1:
+        counts: list[str] = []
+        for name, rows in zip(names, embeddings, strict=True):
+            counts.append(f"{len(rows)} of {name!r}")
+        raise ValueError(
+            f"Expected `{side_name}` to have as many rows of each encoder, but got"
+            f" {', '.join(counts)}."
+        )
 
 
 def encode_encoders(encoders: Sequence[Encoder], device: torch.device) -> Tensor:

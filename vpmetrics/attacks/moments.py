@@ -187,11 +187,12 @@ class PairSums(NamedTuple):
 class PairStatistics:
     """Means and covariances of the pairs of each training set, and what is derived from them.
 
-    ``mean_o``, ``mean_p`` ``(T, 1, D)``; ``oo``, ``pp``, ``po`` ``(T, D, D)`` are covariances over
-    utterances, ``po`` of protected with original rows; ``between_pp`` is that of the means of
-    protected speakers, each weighted by the speaker's share of the utterances, and ``within_pp``
-    that of protected rows about them. A ridge may be a number, or one per setting, ``(S, 1, 1,
-    1)``; results then have a first dimension of settings.
+    ``o`` stands for original rows, ``p`` for protected ones. ``mean_o``, ``mean_p`` ``(T, 1, D)``;
+    ``oo``, ``pp``, ``po`` ``(T, D, D)`` are covariances over utterances, ``po`` of protected with
+    original rows; ``between_pp`` is that of the means of protected speakers, each weighted by the
+    speaker's share of the utterances, and ``within_pp`` that of protected rows about them. No
+    attack needs the same of original speakers. A ridge may be a number, or one per setting,
+    ``(S, 1, 1, 1)``; results then have a first dimension of settings.
     """
 
     def __init__(self, pairs: PairSums) -> None:
@@ -246,16 +247,19 @@ class PairStatistics:
         return self.project("oo" if name == "oo" else "pp") @ inverse_root.mT
 
     def select_set(self, number: int) -> PairStatistics:
-        """Return the statistics of one training set, without the dimension of sets.
+        """Return the statistics of one training set, without the dimension ``T`` of sets.
 
-        Means ``(D,)``.
+        Its means are ``(D,)``, its covariances ``(D, D)``.
         """
+        # The sums are not kept, and `__init__` would need them: the finished statistics are copied.
         statistics = object.__new__(PairStatistics)
-        statistics.mean_o = self.mean_o[number, 0]
+        statistics.mean_o = self.mean_o[number, 0]  # (T, 1, D) to (D,)
         statistics.mean_p = self.mean_p[number, 0]
-        for name in ("oo", "pp", "po", "between_pp"):
-            setattr(statistics, name, getattr(self, name)[number])
-        statistics._projections = {}
+        statistics.oo = self.oo[number]
+        statistics.pp = self.pp[number]
+        statistics.po = self.po[number]
+        statistics.between_pp = self.between_pp[number]
+        statistics._projections = {}  # a cache, filled by `project`
         return statistics
 
 

@@ -167,6 +167,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self.chosen: Validation | None = None
         self._low_name = insert_before_loader_suffix(privacy, CI_SUFFIXES[0])
         self._high_name = insert_before_loader_suffix(privacy, CI_SUFFIXES[1])
+        # The logged name that must stay within the budget.
         if confidence is None:
             self._limited_name = privacy
         else:
@@ -209,22 +210,31 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             )
 
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
-        """Raise where the monitor does not log a name of its prefix, or not with our confidence."""
+        """Raise where the monitor would log a name this needs, but does not.
+
+        Raise also where its intervals have another confidence level than this callback.
+        """
         for name in map(strip_loader_suffix, self._required_names):
-            if not monitor.owns_name(name) or name in monitor.logged_names:
-                continue
-            hint = closest_or_known_names(name, monitor.logged_names)
-            if name == strip_loader_suffix(self._limited_name) != strip_loader_suffix(self.privacy):
-                hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
-            raise ValueError(
-                f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. {hint}"
-            )
-        is_logged_by_it = strip_loader_suffix(self.privacy) in monitor.logged_names
-        if self.confidence is not None and is_logged_by_it and monitor.intervals != self.confidence:
+            if monitor.owns_name(name) and name not in monitor.logged_names:
+                raise ValueError(
+                    f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it."
+                    f" {self._advise_on_missing_name(name, monitor)}"
+                )
+        is_privacy_logged = strip_loader_suffix(self.privacy) in monitor.logged_names
+        if self.confidence is None or not is_privacy_logged:
+            return
+        if monitor.intervals != self.confidence:
             raise ValueError(
                 "Expected `confidence` to be that of the intervals PrivacyMonitor logs,"
                 f" {monitor.intervals}, but got {self.confidence}."
             )
+
+    def _advise_on_missing_name(self, name: str, monitor: PrivacyMonitor) -> str:
+        """Return what to do about a name that the monitor does not log."""
+        is_end_of_interval = name == strip_loader_suffix(self._high_name)
+        if self.confidence is not None and is_end_of_interval:
+            return f"It needs `intervals={self.confidence}`, and some scalars have no interval."
+        return closest_or_known_names(name, monitor.logged_names)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Save after a validation; after the sanity check only look for names not logged."""

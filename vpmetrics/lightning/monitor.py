@@ -280,10 +280,13 @@ class PrivacyMonitor(CallbackBase):
         if self._encoder is not None:
             self._encoder.check_is_untrained(pl_module.parameters())
         if stage != "predict" and self.figures_every_n_epochs is not None:
-            missing = _find_what_figures_lack(trainer)
-            self._can_draw = not missing
-            if missing:
-                self._warn_once(f"PrivacyMonitor draws no figures: {missing}.")
+            reason = _explain_missing_figures(trainer)
+            self._can_draw = not reason
+            if reason:
+                self._warn_once(f"PrivacyMonitor draws no figures: {reason}.")
+            elif figure_writers(trainer):
+                # Imported now, so that the first epoch takes no longer than others.
+                importlib.import_module("vpmetrics.report.figures")
         if stage == "fit":
             self._check_model_checkpoints(trainer)
             self._warn_if_training_is_too_short(trainer)
@@ -751,14 +754,11 @@ def _count_rows(arguments: Mapping[str, Any], device: torch.device) -> Tensor:
     return torch.stack(counts)
 
 
-def _find_what_figures_lack(trainer: Any) -> str:
-    """Return why no figures can be drawn, or nothing if they can."""
+def _explain_missing_figures(trainer: Any) -> str:
+    """Return why figures cannot be logged; empty where they can, or where nothing is logged."""
     if importlib.util.find_spec("matplotlib") is None:
         return "matplotlib is not installed"
-    if figure_writers(trainer):
-        # now, so that the first epoch takes no longer than others
-        importlib.import_module("vpmetrics.report.figures")
-    elif rank_zero_loggers(trainer):
+    if rank_zero_loggers(trainer) and not figure_writers(trainer):
         names = ", ".join(type(logger).__name__ for logger in trainer.loggers)
         return f"{names} cannot take figures"
     return ""

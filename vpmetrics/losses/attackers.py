@@ -187,15 +187,35 @@ def _covariances_from_moments(moments: Tensor) -> Covariances:
 def _whiten_and_predict_original(
     fitted: Covariances, original: Tensor, protected: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    """Return original rows whitened, and predicted from protected rows, ``(B, D)`` each.
+    r"""Return whitened original rows, and their prediction from protected rows, ``(B, D)`` each.
 
-    Ridge regression predicts them.
+    Both are in the whitened space of original rows, where an attacker compares them.
+
+    .. math::
+        z = L^{-1} (x - \bar x), \qquad
+        \hat z = L^{-1} C_{yx}^\top (C_{yy} + \lambda I)^{-1} (y - \bar y), \qquad
+        L L^\top = C_{xx} + \mu I
+
+    for an original row :math:`x` and a protected row :math:`y`: a whitening, and a ridge regression
+    from :math:`y` to :math:`z`.
+
+    Args:
+        fitted: Covariances :math:`C`; the first side is original, the second protected.
+        original: Rows ``(B, D)``.
+        protected: Rows ``(B, D)``.
+        ridge: :math:`\lambda` as a share of the mean variance of protected rows.
     """
-    root = _factorise_with_ridge(fitted.of_first, _ORIGINAL_RIDGE)
-    cross = solve_lower(root, fitted.cross)
-    weights = torch.cholesky_solve(cross, _factorise_with_ridge(fitted.of_second, ridge))
-    predicted = (protected - fitted.second_mean.to(protected)) @ weights.to(protected)
-    return solve_lower(root, original - fitted.first_mean.to(original)), predicted
+    original_root = _factorise_with_ridge(fitted.of_first, _ORIGINAL_RIDGE)  # L
+    protected_root = _factorise_with_ridge(fitted.of_second, ridge)
+    # The cross-covariance has protected dimensions as rows and original ones as columns.
+    # `solve_lower` multiplies each row by the inverse of the root, which whitens the columns.
+    whitened_cross = solve_lower(original_root, fitted.cross)
+    regression = torch.cholesky_solve(whitened_cross, protected_root)
+    centred_protected = protected - fitted.second_mean.to(protected)
+    predicted = centred_protected @ regression.to(protected)
+    centred_original = original - fitted.first_mean.to(original)
+    whitened = solve_lower(original_root, centred_original)
+    return whitened, predicted
 
 
 def _factorise_with_ridge(covariance: Tensor, ridge: float) -> Tensor:
