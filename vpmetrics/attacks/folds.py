@@ -138,7 +138,10 @@ def arrange_in_cells(side: Utterances, folds: Folds, dtype: torch.dtype) -> Cell
     column = torch.arange(max(1, longest), device=order.device)
     is_row = column < size[1:, None]
     position = (first_row[:, None] + column).clamp(max=max(0, len(order) - 1))
-    row = order[position] if len(order) else position.new_zeros(position.shape)
+    if len(order):
+        row = order[position]
+    else:
+        row = position.new_zeros(position.shape)
     return CellRows(
         embeddings=side.embeddings.to(dtype)[row] * is_row[..., None],
         is_row=is_row,
@@ -179,7 +182,10 @@ def label_pairs(
         and test.sessions is not None
     ):
         is_same_session = enrolment.sessions[:, rows, None] == test.sessions[:, None, columns]
-        is_left_out = is_same_session if condition.target_sessions == "other" else ~is_same_session
+        if condition.target_sessions == "other":
+            is_left_out = is_same_session
+        else:
+            is_left_out = ~is_same_session
         is_trial = is_trial & ~(is_target & is_left_out)
     kinds = (code + 1 == other_code).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
     return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)

@@ -152,7 +152,9 @@ def as_encoder(
             f"Expected the `sample_rate` of the audio: {loaded.title} takes {loaded.sample_rate}"
             " Hz, and audio of another rate would be measured wrongly without a sign."
         )
-    return loaded if sample_rate == loaded.sample_rate else ResampledEncoder(loaded, sample_rate)
+    if sample_rate == loaded.sample_rate:
+        return loaded
+    return ResampledEncoder(loaded, sample_rate)
 
 
 class ResampledEncoder(SpeakerEncoder):
@@ -271,7 +273,10 @@ class TransformersEncoder(SpeakerEncoder):
             centred = (waveforms - mean) * is_within_length
             variance = centred.square().sum(1, keepdim=True) / lengths[:, None]
             waveforms = centred / (variance + 1e-7).sqrt()
-        attention_mask = None if bool(is_within_length.all()) else is_within_length.long()
+        if bool(is_within_length.all()):
+            attention_mask = None
+        else:
+            attention_mask = is_within_length.long()
         return self.model(waveforms, attention_mask=attention_mask)
 
 

@@ -45,7 +45,10 @@ def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
     """
     if not data:
         raise AudioError("is an empty file")
-    declared = int.from_bytes(data[4:8], "little") + 8 if data[:4] == b"RIFF" else 0
+    if data[:4] == b"RIFF":
+        declared = int.from_bytes(data[4:8], "little") + 8
+    else:
+        declared = 0
     # Writers to a pipe put a size near 2 or 4 GB, because they cannot go back to correct it.
     if len(data) + 1 < declared < 0x7FFFF000:
         raise AudioError(f"is cut off: it has {len(data):,} of {declared:,} bytes")

@@ -353,7 +353,10 @@ def _read_scp(path: Path) -> list[Recording]:
             continue
         path_text = words[-1].strip()
         if len(words) == 1 or path_text.endswith("|"):
-            got = "one column" if len(words) == 1 else "a command, which is not run"
+            if len(words) == 1:
+                got = "one column"
+            else:
+                got = "a command, which is not run"
             raise AudioError(
                 f"{printable(path)}:{line_number}: expected `utterance path`, but got {got}."
             )

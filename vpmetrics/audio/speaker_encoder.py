@@ -110,7 +110,9 @@ class SpeakerEncoder(nn.Module):
     @property
     def title(self) -> str:
         """The encoder as messages call it."""
-        return "the encoder" if self.name is None else f"encoder '{self.name}'"
+        if self.name is None:
+            return "the encoder"
+        return f"encoder '{self.name}'"
 
     def _make_noise(self) -> Tensor:
         """Return one row of noise, to try the encoder with."""
@@ -177,15 +179,23 @@ def extract_embeddings(output: Any, num_rows: int) -> Tensor:
     if isinstance(output, np.ndarray):
         output = torch.from_numpy(output)
     if not isinstance(output, Tensor) or not output.is_floating_point():
-        got = f"{output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+        if isinstance(output, Tensor):
+            got = f"{output.dtype}"
+        else:
+            got = type(output).__name__
         raise AudioError(
             f"Expected the encoder to return floating embeddings of shape (B, D), but got {got}."
         )
-    embeddings = output.squeeze(1) if output.dim() == 3 and output.shape[1] == 1 else output
-    embeddings = embeddings[None] if embeddings.dim() == 1 and num_rows == 1 else embeddings
+    embeddings = output
+    if output.dim() == 3 and output.shape[1] == 1:
+        embeddings = output.squeeze(1)
+    if embeddings.dim() == 1 and num_rows == 1:
+        embeddings = embeddings[None]
     if embeddings.dim() != 2 or len(embeddings) != num_rows:
         raise AudioError(
             f"Expected the encoder to return embeddings of shape ({num_rows}, D), one row per"
             f" waveform, but got {tuple(output.shape)}."
         )
-    return embeddings.float() if embeddings.dtype in (torch.float16, torch.bfloat16) else embeddings
+    if embeddings.dtype in (torch.float16, torch.bfloat16):
+        return embeddings.float()
+    return embeddings

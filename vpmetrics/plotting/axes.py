@@ -44,8 +44,10 @@ class Style:
     """
 
     def __init__(self, number: int) -> None:
-        self.colour, self.line = COLOURS[number % len(COLOURS)], _LINES[number % len(_LINES)]
-        self.number, self.marker = number, _MARKERS[number % len(_MARKERS)]
+        self.colour = COLOURS[number % len(COLOURS)]
+        self.line = _LINES[number % len(_LINES)]
+        self.number = number
+        self.marker = _MARKERS[number % len(_MARKERS)]
         self.is_filled = number // len(_MARKERS) % 2 == 0
         self.face = self.colour if self.is_filled else "white"
         # Arguments of `Axes.plot` for markers, not for lines; `gid` tells that a system is drawn.
@@ -76,12 +78,14 @@ def as_label(name: str) -> str:
 
     Printable, without mathematics, short enough for a legend.
     """
-    name = "".join(letter if letter.isprintable() else "?" for letter in name)
-    if len(name) > _LONGEST_LABEL:
+    label = ""
+    for letter in name:
+        label += letter if letter.isprintable() else "?"
+    if len(label) > _LONGEST_LABEL:
         half = _LONGEST_LABEL // 2
-        name = f"{name[:half]}…{name[-half + 1 :]}"
+        label = f"{label[:half]}…{label[-half + 1 :]}"
     # Matplotlib leaves labels with a leading underscore out of legends.
-    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+    return (" " if label.startswith("_") else "") + label.replace("$", r"\$")
 
 
 def axis_label(key: str, separator: str = " ") -> str:
@@ -192,7 +196,7 @@ def error_bar_lengths(key: str, scalars: Mapping[str, Any]) -> NDArray[np.float6
 
     0 if unknown.
     """
-    value, low, high = (
-        float(scalars.get(f"{key}{suffix}", math.nan)) for suffix in ("", "_low", "_high")
-    )
+    value = float(scalars.get(key, math.nan))
+    low = float(scalars.get(f"{key}_low", math.nan))
+    high = float(scalars.get(f"{key}_high", math.nan))
     return np.nan_to_num([[value - low], [high - value]]).clip(min=0)

@@ -38,7 +38,8 @@ def draw_rank_histogram(
     """
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
-    number, ranks = max(len(counts), 1), np.arange(1, len(counts) + 1)
+    num_ranks = max(len(counts), 1)
+    ranks = np.arange(1, len(counts) + 1)
     with np.errstate(invalid="ignore"):
         shares = counts / counts.sum()
     is_seen = shares > 0  # a logarithmic axis has no 0
@@ -53,10 +54,10 @@ def draw_rank_histogram(
     )
     fit = fit_beta_binomial(histogram.detach()).probabilities.cpu()
     ax.plot(ranks, fit, color=COLOURS[1], label="beta-binomial fit", gid="fit")
-    ax.axhline(1 / number, **CHANCE)
+    ax.axhline(1 / num_ranks, **CHANCE)
     set_logarithmic_counts(ax)
     # The same limits for any counts, so that panels of several systems can be compared.
-    ax.set(yscale="log", xlim=(0.9, 1.1 * number), ylim=(1 / number / 50, 1.4))
+    ax.set(yscale="log", xlim=(0.9, 1.1 * num_ranks), ylim=(1 / num_ranks / 50, 1.4))
     ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
     disclosed = ", ".join(
         f"{scalar(key).heading} {scalar(key).show(float(scalars[key]))}" for key in _RANK_KEYS
@@ -71,7 +72,8 @@ def draw_local_information(
     bits: Tensor, num_references: int, scalars: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
     """Draw the share of trials that disclose more than x bits, over x."""
-    ax, limit = axes_or_new(ax), math.log2(max(num_references, 1))
+    ax = axes_or_new(ax)
+    limit = math.log2(max(num_references, 1))
     if not ax.lines:
         ax.axvline(0, color="black", linewidth=1.2)
         ax.set(
@@ -86,10 +88,8 @@ def draw_local_information(
     ordered = np.sort(bits.detach().double().cpu().numpy())
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # The curve ends at the bits that identify the speaker, which no trial exceeds.
-    x, y = (
-        np.concatenate([ordered[:1], ordered, [limit]]),
-        np.concatenate([np.ones(len(ordered[:1])), above, [0.0]]),
-    )
+    x = np.concatenate([ordered[:1], ordered, [limit]])
+    y = np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
     name = label_with_values(label, _LOCAL_KEYS, scalars)
     ax.plot(x, y, **next_style(ax).curve(len(x)), drawstyle="steps-post", label=name)
     return finish_axes(ax, keys=_LOCAL_KEYS, loc="lower left")
@@ -112,20 +112,22 @@ def draw_population_rate(
 
     A line, and dots where it is extrapolated.
     """
-    ax, sizes = axes_or_new(ax), sorted(curve)
+    ax = axes_or_new(ax)
+    sizes = sorted(curve)
     style = next_style(ax)
     if not ax.lines:
         set_logarithmic_counts(ax)
         ax.set(yscale="log", xlabel="size of the population", ylabel="re-identification rate")
     rates = [curve[size] for size in sizes]
     inside = sum(size <= gallery for size in sizes)
-    name = f"{as_label(label)} (gallery of {gallery:.0f})" if label else f"gallery of {gallery:.0f}"
+    if label:
+        name = f"{as_label(label)} (gallery of {gallery:.0f})"
+    else:
+        name = f"gallery of {gallery:.0f}"
     ax.plot(sizes[:inside], rates[:inside], **style.curve(inside), label=name)
     if inside < len(sizes):
-        last, is_named = (
-            max(0, inside - 1),
-            any(line.get_gid() == "extrapolated" for line in ax.lines),
-        )
+        last = max(0, inside - 1)
+        is_named = any(line.get_gid() == "extrapolated" for line in ax.lines)
         label = "_" if is_named else "extrapolated"
         ax.plot(
             sizes[last:], rates[last:], ":", color=style.colour, label=label, gid="extrapolated"
@@ -148,7 +150,8 @@ def draw_over_conversation_lengths(
 
     ``chance``: one level, or one for each number of utterances.
     """
-    ax, lengths = axes_or_new(ax), sorted(curve)
+    ax = axes_or_new(ax)
+    lengths = sorted(curve)
     if not ax.lines:
         ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02 * highest, 1.02 * highest))
         set_logarithmic_counts(ax, base=2)
@@ -156,10 +159,10 @@ def draw_over_conversation_lengths(
     ax.plot(
         lengths, values, **next_style(ax).marker_options, label=as_label(label) if label else name
     )
-    levels = [
-        chance.get(length, math.nan) if isinstance(chance, Mapping) else chance
-        for length in lengths
-    ]
+    if isinstance(chance, Mapping):
+        levels = [chance.get(length, math.nan) for length in lengths]
+    else:
+        levels = [chance] * len(lengths)
     if not np.isnan(levels).all():
         draw_chance(ax, lengths, levels)
     return finish_axes(ax)

@@ -33,15 +33,14 @@ from vpmetrics.plotting.axes import (
 )
 
 PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond them the prior alone decides
-_PROFILE_KEYS, _DET_KEYS, _ROC_KEYS = (
-    ("d_ece", "l_w", "tag"),
-    ("raw_eer",),
-    ("tpr_at_1e-2", "tpr_at_1e-3"),
-)
+_PROFILE_KEYS = ("d_ece", "l_w", "tag")
+_DET_KEYS = ("raw_eer",)
+_ROC_KEYS = ("tpr_at_1e-2", "tpr_at_1e-3")
 _MARKED_FPR = (1e-2, 1e-3)  # of _ROC_KEYS
 _LOWEST_FPR = 1e-4
 _DET_TICKS = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
-_HISTOGRAM_BINS, _RELIABILITY_BINS = 60, 15
+_HISTOGRAM_BINS = 60
+_RELIABILITY_BINS = 15
 
 
 def draw_score_histogram(
@@ -49,21 +48,21 @@ def draw_score_histogram(
 ) -> PlotResult:
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
-    low, high = (float(end) for end in scores.trials.span_or_nan())
+    lowest, highest = scores.trials.span_or_nan()
+    low = float(lowest)
+    high = float(highest)
     if bool((scores.trials.class_sizes > 0).all()) and 0 < high - low < math.inf:
         steps = scores.counts.ascending
         edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
-        counts, bins = (
-            part.double().cpu().numpy()
-            for part in (scores.trials.count_between(edges[1:-1]), edges)
-        )
+        counts = scores.trials.count_between(edges[1:-1]).double().cpu().numpy()
+        bins = edges.double().cpu().numpy()
         for row, name in ((1, "target"), (0, "non-target")):
-            density, colour = counts[row] / counts[row].sum() / np.diff(bins), COLOURS[1 - row]
+            density = counts[row] / counts[row].sum() / np.diff(bins)
+            colour = COLOURS[1 - row]
             ax.stairs(density, bins, fill=True, color=colour, alpha=0.35, label=name)
             ax.stairs(density, bins, color=colour, linewidth=1.2)
-        missed, rejected = (
-            part.cumsum(0)[:-1] / part.sum() for part in (steps.targets, steps.nontargets)
-        )
+        missed = steps.targets.cumsum(0)[:-1] / steps.targets.sum()
+        rejected = steps.nontargets.cumsum(0)[:-1] / steps.nontargets.sum()
         threshold = float(steps.edges[(missed + rejected >= 1).to(torch.uint8).argmax()])
         name = f"raw EER {scalar('raw_eer').show(float(scalars['raw_eer']))} %"
         ax.axvline(
@@ -76,16 +75,18 @@ def draw_score_histogram(
 
 def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
     """Draw the miss rate over the false-alarm rate on probit axes, and mark the raw EER."""
-    ax, places = axes_or_new(ax), ndtri(torch.tensor(_DET_TICKS, dtype=torch.float64)).tolist()
-    limits = places[0], places[-1]
+    ax = axes_or_new(ax)
+    probits_of_ticks = ndtri(torch.tensor(_DET_TICKS, dtype=torch.float64)).tolist()
+    limits = probits_of_ticks[0], probits_of_ticks[-1]
     if not ax.lines:
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_ticks(places, [f"{100 * rate:g}" for rate in _DET_TICKS])
+            axis.set_ticks(probits_of_ticks, [f"{100 * rate:g}" for rate in _DET_TICKS])
         ax.set(xlim=limits, ylim=limits, xlabel="false-alarm rate, %", ylabel="miss rate, %")
         # The diagonal on which both error rates are equal.
         ax.plot(limits, limits, color="0.6", linewidth=0.8, linestyle=":")
         draw_chance(ax, limits, (-limits[0], -limits[1]))
-    style, x = next_style(ax), torch.linspace(limits[0], limits[1], 300, dtype=torch.float64)
+    style = next_style(ax)
+    x = torch.linspace(limits[0], limits[1], 300, dtype=torch.float64)
     y = ndtri(_miss_rates(steps, ndtr(x)).clamp(1e-9, 1 - 1e-9))
     ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.3)
     eer = float(ndtri(torch.tensor(float(scalars["raw_eer"]))))
@@ -109,10 +110,8 @@ def draw_log_roc(
         for fpr in _MARKED_FPR:
             ax.axvline(fpr, color="0.6", linewidth=0.8, linestyle=":")
         draw_chance(ax, limits, limits)
-    style, rates = (
-        next_style(ax),
-        torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64),
-    )
+    style = next_style(ax)
+    rates = torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64)
     ax.plot(
         rates,
         1 - _miss_rates(steps, rates),
@@ -120,12 +119,11 @@ def draw_log_roc(
         linestyle=style.line,
         linewidth=1.3,
     )
-    marked, name = (
-        [float(scalars[key]) for key in _ROC_KEYS],
-        label_with_values(label, _ROC_KEYS, scalars),
-    )
+    marked = [float(scalars[key]) for key in _ROC_KEYS]
+    name = label_with_values(label, _ROC_KEYS, scalars)
     # NaN between the markers: only the legend shows a line.
-    x, y = (_MARKED_FPR[0], math.nan, _MARKED_FPR[1]), (marked[0], math.nan, marked[1])
+    x = (_MARKED_FPR[0], math.nan, _MARKED_FPR[1])
+    y = (marked[0], math.nan, marked[1])
     ax.plot(x, y, **style.marker_options, linestyle=style.line, label=name)
     return finish_axes(ax, keys=_ROC_KEYS, loc="lower right")
 
@@ -135,9 +133,9 @@ def _miss_rates(steps: Steps, false_alarm_rates: Tensor) -> Tensor:
 
     It is linear between the points of the ROC.
     """
-    missed, rejected = (
-        (part / part[-1]).double().cpu().numpy() for part in missed_and_rejected_counts(steps)
-    )
+    num_missed, num_rejected = missed_and_rejected_counts(steps)
+    missed = (num_missed / num_missed[-1]).double().cpu().numpy()
+    rejected = (num_rejected / num_rejected[-1]).double().cpu().numpy()
     return torch.from_numpy(np.interp(1 - false_alarm_rates.numpy(), rejected, missed))
 
 
@@ -155,7 +153,8 @@ def draw_ece_profile(
 
     ``interval``: both ends of the confidence interval of ``minimum``, drawn as a band.
     """
-    ax, odds = axes_or_new(ax), PROFILE_LOG_ODDS / math.log(10)
+    ax = axes_or_new(ax)
+    odds = PROFILE_LOG_ODDS / math.log(10)
     if not ax.lines:
         prior = prior_entropy(torch.from_numpy(PROFILE_LOG_ODDS))
         ax.plot(odds, prior, color="black", linewidth=1.7, label="perfect privacy", zorder=3)
@@ -169,8 +168,10 @@ def draw_ece_profile(
         label=label_with_values(label, _PROFILE_KEYS, scalars),
     )
     if interval is not None:
-        low, high = (end.cpu().numpy() for end in interval)
-        ax.fill_between(odds, low, high, color=style.colour, alpha=0.18, linewidth=0)
+        low, high = interval
+        ax.fill_between(
+            odds, low.cpu().numpy(), high.cpu().numpy(), color=style.colour, alpha=0.18, linewidth=0
+        )
     if actual is not None:
         ax.plot(odds, actual.cpu(), color=style.colour, linestyle=":", linewidth=1.2)
     # No profile reaches the upper left corner: none exceeds that of the prior.
@@ -184,10 +185,8 @@ def draw_attacker_profile(
 
     On the axes of :func:`draw_ece_profile`.
     """
-    odds, name = (
-        PROFILE_LOG_ODDS / math.log(10),
-        f"{as_label(label)} [{calibration_distortion:.3f}; {cllr:.3f}]",
-    )
+    odds = PROFILE_LOG_ODDS / math.log(10)
+    name = f"{as_label(label)} [{calibration_distortion:.3f}; {cllr:.3f}]"
     ax.plot(odds, cross_entropy.cpu(), **next_style(ax).curve(len(odds)), label=name)
     heading_suffix = ";\n[$C_{ECE}$ in bit; $C_{llr}$]"
     return finish_axes(ax, keys=_PROFILE_KEYS, heading_suffix=heading_suffix, loc="upper left")
@@ -200,30 +199,31 @@ def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label:
 
     ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
     """
-    ax, bins = axes_or_new(ax, size=(4.2, 3.8)), _RELIABILITY_BINS
-    numbers = counts.detach().double().cpu()
-    prior = math.log(max(float(numbers[1].sum()), 1) / max(float(numbers[0].sum()), 1))
+    ax = axes_or_new(ax, size=(4.2, 3.8))
+    num_bins = _RELIABILITY_BINS
+    nontargets, targets = counts.detach().double().cpu()
+    prior = math.log(max(float(targets.sum()), 1) / max(float(nontargets.sum()), 1))
     posterior = (llr.detach().double().cpu() + prior).sigmoid().numpy()
     if not ax.lines:
         ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
         ax.set(xlabel="posterior of a target", ylabel="share of targets", xlim=(0, 1), ylim=(0, 1))
-    place, total = np.clip((posterior * bins).astype(int), 0, bins - 1), numbers.sum(0).numpy()
-    count = np.bincount(place, total, bins)
+    bin_of_value = np.clip((posterior * num_bins).astype(int), 0, num_bins - 1)
+    trials = (nontargets + targets).numpy()
+    count = np.bincount(bin_of_value, trials, num_bins)
     has_trials = count > 0
-    sums = (
-        np.bincount(place, each, bins)[has_trials]
-        for each in (posterior * total, numbers[1].numpy())
-    )
-    mean, share = (each / count[has_trials] for each in sums)
+    sum_of_posteriors = np.bincount(bin_of_value, posterior * trials, num_bins)
+    num_targets = np.bincount(bin_of_value, targets.numpy(), num_bins)
+    mean_posterior = sum_of_posteriors[has_trials] / count[has_trials]
+    share_of_targets = num_targets[has_trials] / count[has_trials]
     style = next_style(ax)
     options = {**style.marker_options, "linestyle": style.line, "linewidth": 1, "markersize": 4.5}
-    ax.plot(mean, share, **options, label=as_label(label))
+    ax.plot(mean_posterior, share_of_targets, **options, label=as_label(label))
     # Larger marks where more trials are, on a logarithmic scale that still shows bins of few
     # trials.
     sizes = 6 + 12 * np.log10(count[has_trials])
     ax.scatter(
-        mean,
-        share,
+        mean_posterior,
+        share_of_targets,
         s=sizes,
         facecolor=style.face,
         edgecolor=style.colour,
@@ -272,11 +272,11 @@ def draw_learning_curve(
     if not ax.lines:
         ax.set(xlabel="speakers that attacks are fitted on", ylabel=axis_label("d_ece_strongest"))
         set_logarithmic_counts(ax, base=2)
-    numbers = sorted(d_ece_by_speakers)
-    values = [d_ece_by_speakers[number] for number in numbers]
+    speaker_counts = sorted(d_ece_by_speakers)
+    values = [d_ece_by_speakers[num_speakers] for num_speakers in speaker_counts]
     options = next_style(ax).marker_options
     name = as_label(label) if label else "fused attacker"
-    (line,) = ax.plot(numbers, values, **options, label=name)
+    (line,) = ax.plot(speaker_counts, values, **options, label=name)
     if math.isfinite(limit):
         ax.axhline(
             limit,
@@ -285,7 +285,7 @@ def draw_learning_curve(
             label=f"{name}, very many speakers",
             gid="limit",
         )
-    draw_chance(ax, numbers, [chance] * len(numbers))
+    draw_chance(ax, speaker_counts, [chance] * len(speaker_counts))
     ax.set_ylim(bottom=0)
     return finish_axes(ax)
 
@@ -300,28 +300,28 @@ def draw_attribute_bits(
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     keys = ("disclosure", "disclosure_low", "disclosure_high", "chance", "original")
-    # The first is on top.
-    rows = {
-        name: [attributes[name].get(key, math.nan) for key in keys]
-        for name in reversed(list(attributes))
-    }
-    for place, (*interval, chance, original) in enumerate(rows.values()):
-        names = ("confidence interval", "chance", "original speech") if place == 0 else ["_"] * 3
-        _draw_interval(ax, place, interval, names[0])
-        ax.plot([chance, chance], [place - 0.4, place + 0.4], **{**CHANCE, "label": names[1]})
+    bars: dict[str, float] = {}
+    values: list[float] = []
+    # The last bar is on top, and that is the first attribute.
+    for height, name in enumerate(reversed(list(attributes))):
+        bits = [attributes[name].get(key, math.nan) for key in keys]
+        *interval, chance, original = bits
+        bars[name] = bits[0]
+        values += bits
+        labels = ["_"] * 3
+        if height == 0:
+            labels = ["confidence interval", "chance", "original speech"]
+        _draw_interval(ax, height, interval, labels[0])
+        ax.plot([chance, chance], [height - 0.4, height + 0.4], **{**CHANCE, "label": labels[1]})
         ax.plot(
             original,
-            place,
+            height,
             "D",
             color=COLOURS[1],
             markerfacecolor="white",
-            label=names[2],
+            label=labels[2],
             gid="original",
         )
-    bars, values = (
-        {name: row[0] for name, row in rows.items()},
-        [value for row in rows.values() for value in row],
-    )
     return _draw_bars(ax, bars, values, "disclosure of an attribute, bit", title, COLOURS[0])
 
 
@@ -337,16 +337,16 @@ def _draw_bars(
 
     The axis reaches beyond all values.
     """
-    places = range(len(bars))
+    heights = range(len(bars))
     colours = [*[COLOURS[0]] * (len(bars) - 1), last_colour]
-    ax.barh(places, list(bars.values()), color=colours[: len(bars)], height=0.7)
-    for place, value in zip(places, bars.values(), strict=True):
+    ax.barh(heights, list(bars.values()), color=colours[: len(bars)], height=0.7)
+    for height, value in zip(heights, bars.values(), strict=True):
         # A column at the right, where no interval ends.
         text = ax.text(
-            0.99, place, f"{value:.3f}", transform=ax.get_yaxis_transform(), fontsize="x-small"
+            0.99, height, f"{value:.3f}", transform=ax.get_yaxis_transform(), fontsize="x-small"
         )
         text.set(ha="right", va="center")
-    ax.set_yticks(places, list(map(as_label, bars)), fontsize="small")
+    ax.set_yticks(heights, list(map(as_label, bars)), fontsize="small")
     ax.set_ylim(-0.5 - 0.13 * len(bars), len(bars) - 0.4)  # room for the legend below all bars
     longest = max(filter(math.isfinite, values), default=0.0)
     ax.set(xlim=(0, max(0.1, 1.2 * longest)), xlabel=xlabel)
@@ -356,7 +356,7 @@ def _draw_bars(
 
 
 def _draw_interval(
-    ax: Axes, place: int, interval: Sequence[float], label: str, marker: str = "none"
+    ax: Axes, height: int, interval: Sequence[float], label: str, marker: str = "none"
 ) -> None:
     """Draw value, low and high end in the lower part of a bar, where all are known."""
     value, low, high = interval
@@ -364,7 +364,7 @@ def _draw_interval(
         xerr = [[max(0.0, value - low)], [max(0.0, high - value)]]
         ax.errorbar(
             value,
-            place - 0.22,
+            height - 0.22,
             xerr=xerr,
             fmt=marker,
             color="black",

@@ -34,16 +34,19 @@ def draw_similarity_matrices(
     matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None
 ) -> PlotResult:
     """Draw OO and OP above PO and PP as one heat map from 0 to 1."""
-    oo, op, pp = (matrix.detach().float().cpu().numpy() for matrix in matrices[:3])
+    oo = matrices.oo.detach().float().cpu().numpy()
+    op = matrices.op.detach().float().cpu().numpy()
+    pp = matrices.pp.detach().float().cpu().numpy()
     count = len(oo)
     ax = axes_or_new(ax, size=(4.8, 4.0) if names is None else (6.0, 5.2))
     colours: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "viridis"}
     interpolation = "nearest" if count < _MANY_SPEAKERS else "antialiased"
     image = ax.imshow(np.block([[oo, op], [op.T, pp]]), interpolation=interpolation, **colours)
-    place = np.arange(count)
+    speaker = np.arange(count)
     for row, column, quadrant in ((0, 0, oo), (0, 1, op), (1, 0, op), (1, 1, pp)):
         if count >= _MANY_SPEAKERS:
-            x, y = place + column * count, place + row * count
+            x = speaker + column * count
+            y = speaker + row * count
             ax.scatter(x, y, c=np.diagonal(quadrant), s=1.5, marker="s", linewidths=0, **colours)
         corner = (0.485 + column / 2, 0.985 - row / 2)  # away from the diagonal
         text = ax.text(
@@ -85,34 +88,37 @@ def draw_zoo(
     both.
     """
     ax = axes_or_new(ax, size=(4.6, 3.8))
-    x, y = (values.detach().double().cpu().numpy() for values in (within_speaker, between_speakers))
+    x = within_speaker.detach().double().cpu().numpy()
+    y = between_speakers.detach().double().cpu().numpy()
     is_defined = np.isfinite(x) & np.isfinite(y)
-    x, y = x[is_defined], y[is_defined]
+    x = x[is_defined]
+    y = y[is_defined]
     quartiles = [np.quantile(values, (0.25, 0.75)) for values in (x, y) if len(x) > 3]
     # Equal speakers would be every animal.
     if quartiles and not any(np.isclose(low, high) for low, high in quartiles):
-        is_outer = [
-            (values < low, values > high)
-            for values, (low, high) in zip((x, y), quartiles, strict=True)
-        ]
+        (left, right), (bottom, top) = quartiles
+        is_outer_in_x = (x < left, x > right)
+        is_outer_in_y = (y < bottom, y > top)
         for draw_line, ends in zip((ax.axvline, ax.axhline), quartiles, strict=True):
             for value in ends:
                 draw_line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
-        for name, right, top in (
+        for name, is_right, is_top in (
             ("worms", 0, 1),
             ("chameleons", 1, 1),
             ("phantoms", 0, 0),
             ("doves", 1, 0),
         ):
-            corner, number = (
-                (0.02 + 0.96 * right, 0.02 + 0.96 * top),
-                int((is_outer[0][right] & is_outer[1][top]).sum()),
-            )
+            corner = (0.02 + 0.96 * is_right, 0.02 + 0.96 * is_top)
+            num_animals = int((is_outer_in_x[is_right] & is_outer_in_y[is_top]).sum())
             text = ax.text(
-                *corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small"
+                *corner,
+                f"{name}: {num_animals}",
+                transform=ax.transAxes,
+                color="0.4",
+                fontsize="small",
             )
             text.set(path_effects=[withStroke(linewidth=2, foreground="white")])
-            text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
+            text.set(ha=("left", "right")[is_right], va=("bottom", "top")[is_top])
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
     if names is not None:
         for name, *point in zip(np.asarray(names)[is_defined], x, y, strict=True):
@@ -136,17 +142,16 @@ def draw_tested_and_enrolled(
     Sorted by the tested one.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
-    tested, enrolled = (
-        side.d_ece.detach().cpu().double().numpy()
-        for side in (disclosed.probed, disclosed.enrolled)
-    )
+    tested = disclosed.probed.d_ece.detach().cpu().double().numpy()
+    enrolled = disclosed.enrolled.d_ece.detach().cpu().double().numpy()
     order = np.argsort(-tested, kind="stable")[: np.isfinite(tested).sum()]
-    tested, enrolled = tested[order], enrolled[order]
-    places = np.arange(1, len(order) + 1)
+    tested = tested[order]
+    enrolled = enrolled[order]
+    ranks = np.arange(1, len(order) + 1)
     dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3}
     if not np.array_equal(tested, enrolled, equal_nan=True):
         ax.plot(
-            places,
+            ranks,
             enrolled,
             **dots,
             fillstyle="none",
@@ -154,14 +159,14 @@ def draw_tested_and_enrolled(
             label="enrolled",
             gid="enrolled",
         )
-    ax.plot(places, tested, **dots, color=COLOURS[0], label="tested", gid="probed")
+    ax.plot(ranks, tested, **dots, color=COLOURS[0], label="tested", gid="probed")
     ax.axhline(d_ece, **{**CHANCE, "linewidth": 1.0, "label": "all trials", "gid": "mean"})
     ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(y=0.25)
     # The worst have names, each above the next one where they would overlap.
     ax.get_ylim()  # updates the limits, which the last points drawn may have changed
-    points = np.column_stack([places, tested])[:_NAMED_SPEAKERS]
+    points = np.column_stack([ranks, tested])[:_NAMED_SPEAKERS]
     heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
     font = FontProperties(size="x-small")
     spacing = 1.2 * font.get_size_in_points()

@@ -39,10 +39,12 @@ def draw_scalars(
     """
     ax = axes_or_new(ax)
     has_steps = isinstance(val, Sequence) or (isinstance(val, Tensor) and val.dim() == 1)
-    rows = [
-        step if isinstance(step, Mapping) else {name: step}
-        for step in (val if has_steps else [val])
-    ]
+    rows: list[Mapping[str, Any]] = []
+    for step in val if has_steps else [val]:
+        if isinstance(step, Mapping):
+            rows.append(step)
+        else:
+            rows.append({name: step})
     for key in rows[0]:
         label = "_" if len(rows[0]) == 1 else as_label(key)
         ax.plot([float(row[key]) for row in rows], **next_style(ax).marker_options, label=label)
@@ -68,7 +70,9 @@ def draw_deid_gvd(
     if not ax.lines:
         _prepare_deid_gvd_axes(ax)
     for name, scalars in systems:
-        style, deid, gvd = next_style(ax), float(scalars["deid"]), float(scalars["gvd"])
+        style = next_style(ax)
+        deid = float(scalars["deid"])
+        gvd = float(scalars["gvd"])
         # Each point is smaller than the one before, and has an edge, so that equal points are seen.
         marks: dict[str, Any] = {
             **style.marker_options,
@@ -76,7 +80,8 @@ def draw_deid_gvd(
         }
         marks |= {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.is_filled else {}
         ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name))
-        xerr, yerr = 100 * error_bar_lengths("deid", scalars), error_bar_lengths("gvd", scalars)
+        xerr = 100 * error_bar_lengths("deid", scalars)
+        yerr = error_bar_lengths("gvd", scalars)
         ax.errorbar(100 * deid, gvd, xerr=xerr, yerr=yerr, color=style.colour, **_WHISKERS)
         ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - float(xerr[0, 0]) - 3))
     low, high = ax.get_ylim()
@@ -99,10 +104,9 @@ def draw_path(history: Sequence[Mapping[str, Any]], ax: Axes | None) -> PlotResu
     place in the sequence.
     """
     ax = axes_or_new(ax, size=(4.8, 3.4))
-    rows = [
-        (100 * float(row["deid"]), float(row["gvd"]), row.get("epoch", place))
-        for place, row in enumerate(history)
-    ]
+    rows: list[tuple[float, float, Any]] = []
+    for index, row in enumerate(history):
+        rows.append((100 * float(row["deid"]), float(row["gvd"]), row.get("epoch", index)))
     points = np.array(rows, dtype=float).reshape(-1, 3)
     points = points[np.isfinite(points).all(1)]
     ax.plot(points[:, 0], points[:, 1], color="0.6", linewidth=1.0, zorder=1)
@@ -139,9 +143,9 @@ def draw_utility(
     """
     ax = axes_or_new(ax, size=(4.8, 3.4))
     x_label, scale = _describe_disclosure_axis(key)
-    front = [
-        (scale * value, utility) for value, utility in _find_front(systems, key, is_lower_better)
-    ]
+    front: list[tuple[float, float]] = []
+    for value, utility in _find_front(systems, key, is_lower_better):
+        front.append((scale * value, utility))
     _draw_front(ax, front, color="0.6")
     first_style = next_style(ax).number
     style_of_label: dict[str, Style] = {}

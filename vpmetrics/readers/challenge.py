@@ -290,7 +290,9 @@ def _anonymiser_suffix(name: str) -> str:
     if list_kind == "_enrolls":
         return subset_and_suffix
     subset = _SUBSETS.match(subset_and_suffix)
-    return subset_and_suffix if subset is None else subset_and_suffix[subset.end() :]
+    if subset is None:
+        return subset_and_suffix
+    return subset_and_suffix[subset.end() :]
 
 
 def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[ChallengeResult]:

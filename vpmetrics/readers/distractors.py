@@ -68,7 +68,10 @@ def read_distractors(source: str, embeddings: Embeddings, options: RowOptions) -
     for side, column in columns.items():
         vectors = column.to_tensor(f"{side} distractor")
         _check_encoder(files, column, vectors.shape[1], embeddings)
-        evaluated = embeddings.original if side == "original" else embeddings.protected
+        if side == "original":
+            evaluated = embeddings.original
+        else:
+            evaluated = embeddings.protected
         if evaluated is not None:
             _check_no_row_is_evaluated(vectors, embeddings.of_first_encoder(evaluated), column)
         references[side] = _average_by_speaker(vectors, speaker_index, len(names))
@@ -152,7 +155,10 @@ def _check_no_row_is_evaluated(distractors: Tensor, evaluated: Tensor, column: C
     evaluated_rows = {row.tobytes() for row in evaluated.double().numpy()}
     for row, vector in enumerate(distractors.double().numpy()):
         if vector.tobytes() in evaluated_rows:
-            name = f"row {row}" if column.utterances is None else quote(column.utterances[row])
+            if column.utterances is None:
+                name = f"row {row}"
+            else:
+                name = quote(column.utterances[row])
             raise InputError(
                 f"expected distractors who are not evaluated, but {name} equals an evaluated"
                 " embedding",

@@ -145,7 +145,10 @@ class Column(NamedTuple):
         if not is_broken.any():
             return
         row = int(is_broken.nonzero()[0])
-        name = f"row {row}" if self.utterances is None else quote(self.utterances[row])
+        if self.utterances is None:
+            name = f"row {row}"
+        else:
+            name = quote(self.utterances[row])
         counts = f"{int(is_broken.sum()):,} of {len(embeddings):,}"
         raise InputError(
             f"expected {role} embeddings to hold finite numbers, but got {counts} rows with NaN or"
@@ -169,7 +172,10 @@ class Column(NamedTuple):
         labels, label_index = np.unique(values, return_inverse=True)
         texts: list[str] = []
         for label in labels.tolist():
-            text = label.decode(errors="replace") if isinstance(label, bytes) else str(label)
+            if isinstance(label, bytes):
+                text = label.decode(errors="replace")
+            else:
+                text = str(label)
             texts.append(printable(text))
         return torch.from_numpy(label_index), tuple(texts)
 
@@ -316,7 +322,9 @@ class EmbeddingFiles:
         if "encoder" not in arrays.by_name:
             return ""
         encoder = arrays.load("encoder")
-        return printable(encoder.item()) if encoder.ndim == 0 and encoder.dtype.kind == "U" else ""
+        if encoder.ndim == 0 and encoder.dtype.kind == "U":
+            return printable(encoder.item())
+        return ""
 
     def has_speakers(self, column: Column) -> bool:
         """Return whether the file of some embeddings has their speakers, too."""

@@ -132,7 +132,9 @@ def _add_text_check(report: PrivacyReport, embeddings: Embeddings) -> PrivacyRep
         embeddings.speakers.tolist(),
         None if is_reference is None else is_reference.tolist(),
     )
-    return report if check is None else replace(report, checks=(*report.checks, check))
+    if check is None:
+        return report
+    return replace(report, checks=(*report.checks, check))
 
 
 def _name_speakers(report: PrivacyReport, names: Sequence[str]) -> PrivacyReport:

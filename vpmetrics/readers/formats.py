@@ -332,7 +332,10 @@ def _name_challenge_rows(arrays: Arrays, index: Path) -> Arrays:
         raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
     utterance_of = {row: utterance for utterance, row in row_of.items()}
     speaker_list = index.with_name("idx2spk")
-    speaker_of = read_map(speaker_list, "row speaker") if speaker_list.is_file() else {}
+    if speaker_list.is_file():
+        speaker_of = read_map(speaker_list, "row speaker")
+    else:
+        speaker_of = {}
     if set(speaker_of) >= set(rows):
         arrays.by_name["speakers"] = np.array([speaker_of[row] for row in rows])
     return Arrays(arrays.by_name, [utterance_of[row] for row in rows])
@@ -424,7 +427,10 @@ def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
         elif numbered and column.dtype.is_numeric():
             columns_of_matrix.setdefault(numbered[1], []).append(name)
         else:
-            texts_or_numbers = column if column.dtype.is_numeric() else column.cast(pl.String)
+            if column.dtype.is_numeric():
+                texts_or_numbers = column
+            else:
+                texts_or_numbers = column.cast(pl.String)
             # Missing values stay None: a label that is needed is checked later.
             dtype = object if column.has_nulls() else None
             arrays[name] = np.array(texts_or_numbers.to_list(), dtype=dtype)
@@ -438,7 +444,10 @@ def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
 
 def _stack_lists(column: pl.Series, name: str, path: str) -> Array:
     """Return a column of lists of one length as a matrix; raise for other lengths."""
-    lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
+    if isinstance(column.dtype, pl.List):
+        lists = column
+    else:
+        lists = column.arr.to_list()
     lengths = lists.list.len()
     if lengths.n_unique() > 1 or lengths.has_nulls():
         got = sorted(set(lengths.to_list()), key=str)[:3]
@@ -451,7 +460,9 @@ def _stack_lists(column: pl.Series, name: str, path: str) -> Array:
 def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
     is_binary = re.match(rb"[^\s\0]+ \0B", file.read(4096)) is not None
     file.seek(0)
-    return _read_binary_vectors(file, path) if is_binary else _read_text_vectors(file, path)
+    if is_binary:
+        return _read_binary_vectors(file, path)
+    return _read_text_vectors(file, path)
 
 
 def _read_binary_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
@@ -478,7 +489,10 @@ def _read_text_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
         fields = words[1:]
         values = pl.Series(fields, dtype=pl.String).cast(pl.Float64, strict=False)
         if not fields or values.has_nulls():
-            got = quote(fields[values.is_null().arg_max() or 0]) if fields else "no numbers"
+            if fields:
+                got = quote(fields[values.is_null().arg_max() or 0])
+            else:
+                got = "no numbers"
             raise InputError(f"expected `utterance [ 0.1 ... ]`, but got {got}", path, line_number)
         yield name, values.to_numpy().astype(np.float32), f"{path}:{line_number}"
 

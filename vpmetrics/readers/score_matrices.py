@@ -266,7 +266,10 @@ def _read_header(file: IO[bytes], path: str | Path, size: int | None = None) -> 
         file.seek(0)
     shape, is_fortran_order, dtype = check_array_header(file, size, str(path))
     if len(shape) == 2 and (dtype.kind not in "fiu" or is_fortran_order):
-        got = "columns one after the other" if is_fortran_order else str(dtype)
+        if is_fortran_order:
+            got = "columns one after the other"
+        else:
+            got = str(dtype)
         raise InputError(
             f"expected rows of numbers, but got {got}; save np.ascontiguousarray(scores)", path
         )

@@ -455,7 +455,9 @@ def _column_role(name: str) -> str:
     if is_enrol == is_trial or not known_words.issuperset(words):
         return ""
     side = "enrol" if is_enrol else "trial"
-    return f"{side}_speaker" if _SPEAKER_WORDS.intersection(words) else side
+    if _SPEAKER_WORDS.intersection(words):
+        return f"{side}_speaker"
+    return side
 
 
 def _are_column_names(fields: Sequence[str], roles: Sequence[str]) -> bool:
@@ -550,7 +552,10 @@ def _parse_lines(text: str, path: str | Path, expected: str) -> _Table:
 
     headings = list(frame.row(0))
     roles = [_column_role(heading) for heading in headings]
-    is_headed = all(roles) if separator is None else _are_column_names(headings, roles)
+    if separator is None:
+        is_headed = all(roles)
+    else:
+        is_headed = _are_column_names(headings, roles)
     if width < 2 or not is_headed:
         return _Table(path, frame, lines["line"], is_headed=False)
     new_names: dict[str, str] = {}

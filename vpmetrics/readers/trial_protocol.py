@@ -108,9 +108,18 @@ def read_protocol_options(
     options: RowOptions, trials: Sequence[str], columns: Sequence[str] | None = None
 ) -> Protocol:
     """Read the trials, enrolment utterances, speakers and groups in the files that options name."""
-    speaker_of = {} if options.speakers is None else read_map(options.speakers)
-    group_of = {} if options.groups is None else read_map(options.groups, "utterance group")
-    enrolled = [] if options.enrolls is None else read_first_column(options.enrolls)
+    if options.speakers is None:
+        speaker_of = {}
+    else:
+        speaker_of = read_map(options.speakers)
+    if options.groups is None:
+        group_of = {}
+    else:
+        group_of = read_map(options.groups, "utterance group")
+    if options.enrolls is None:
+        enrolled = []
+    else:
+        enrolled = read_first_column(options.enrolls)
     unknown = [utterance for utterance in enrolled if utterance not in speaker_of]
     if unknown:
         got = "no --utt2spk"
@@ -429,7 +438,10 @@ def add_attacks_and_matrices(
     num_pairs = sum(report.conditions[condition].num_trials)
     num_listed = sum(system.report.conditions[condition].num_trials)
     if num_pairs != num_listed:
-        what = "attacks, DeID and G_VD are" if is_attacked else "DeID and G_VD are"
+        if is_attacked:
+            what = "attacks, DeID and G_VD are"
+        else:
+            what = "DeID and G_VD are"
         notes.append(
             f"{what} counted on all {num_pairs:,} pairs that could be trials; the list has"
             f" {num_listed:,}"

@@ -224,7 +224,10 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     models = [_describe_model(system, title) for system in systems]
     body = [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
     for system in systems:
-        name = f"{escape_markdown(clean(system.name))}: " if len(systems) > 1 else ""
+        if len(systems) > 1:
+            name = f"{escape_markdown(clean(system.name))}: "
+        else:
+            name = ""
         body += _describe_in_markdown(system, name)
     # JSON is YAML.
     metadata = {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}

@@ -251,7 +251,10 @@ def join_conditions(
     scalars |= of_system or {}
     if dtype is not None:
         # Together: one operation for many small numbers.
-        values = torch.stack(list(scalars.values())).to(dtype).unbind() if scalars else ()
+        if scalars:
+            values = torch.stack(list(scalars.values())).to(dtype).unbind()
+        else:
+            values = ()
         scalars = dict(zip(scalars, values, strict=True))
     order = scalar_keys(("", *conditions), has_attacks=True, has_sessions=True, sizes=sizes)
     scalars = {key: scalars[key] for key in order if key in scalars}
