@@ -6,6 +6,7 @@ The interface, and how a setting is chosen where one attack is used by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -196,7 +197,7 @@ class TunedAttack(Attack):
         Attacks are fitted on the other folds.
         """
         views = tuple(self.views or sets.views)
-        choices = [(view, setting) for view in views for setting in self.settings]
+        choices = list(product(views, self.settings))
         if len(choices) == 1 or sets.num_speakers < 2:
             return choices[-1]  # the most regularised one
         hashes = sum_hashes(hash_rows(sets.protected), sets.speaker_index, sets.num_speakers)

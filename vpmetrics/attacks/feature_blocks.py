@@ -53,7 +53,7 @@ class FeatureBlock:
 
     def shift_numbers(self, first: int) -> FeatureBlock:
         """Return the block with features numbered from ``first`` on."""
-        return replace(self, features=[first + number for number in self.features])
+        return replace(self, features=[first + feature for feature in self.features])
 
     def score(self, rows: slice = slice(None), columns: slice = slice(None)) -> Tensor:
         """Return scores ``(A, C, a, b)`` of some enrolment and test rows."""

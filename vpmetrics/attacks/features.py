@@ -164,10 +164,9 @@ class AttackFeatures:
 
     def _fit_attack(self, attack: Any, sets: TrainingSets, label: AttackName) -> None:
         if not has_builtin_fit(attack):
-            fitted = [
-                _fit_user_attack(attack, sets, training_set, self.data)
-                for training_set in range(sets.num_sets)
-            ]
+            fitted: list[Any] = []
+            for training_set in range(sets.num_sets):
+                fitted.append(_fit_user_attack(attack, sets, training_set, self.data))
             # an attack may keep tensors of the dtype it was fitted in
             dtype = self.data.protected.embeddings.dtype
             functions = [[_make_row_map(fitted_attack, dtype) for fitted_attack in fitted]]
@@ -178,7 +177,7 @@ class AttackFeatures:
         for view in attack.views or sets.views:
             solution = attack.solve(sets, view, attack.settings)
             if self._is_large and isinstance(solution, Solution):
-                solution = solution.to(torch.float32)
+                solution = solution.convert_dtype(torch.float32)
             self.fitted.append(
                 FittedAttack(attack, label, solution, sets.num_sets, len(attack.settings))
             )

@@ -39,7 +39,7 @@ class WeightedRows:
     chance_weight: Tensor | None = None
 
     def average(self, enrolment_members: Tensor, test_members: Tensor) -> WeightedRows:
-        """Return the rows of conversations, standardised anew, see :meth:`FoldRows.average`."""
+        """Return the rows of conversations, standardised again, see :meth:`FoldRows.average`."""
         enrolment = _average_rows(self.enrolment, enrolment_members, self.is_cosine)
         test = _average_rows(self.test, test_members, self.is_cosine)
         scores = enrolment @ test.mT  # (K, A, C, B)

@@ -187,8 +187,8 @@ def label_pairs(
         else:
             is_left_out = ~is_same_session
         is_trial = is_trial & ~(is_target & is_left_out)
-    kinds = (code + 1 == other_code).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
-    return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
+    kind_of_pair = (code + 1 == other_code).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
+    return kind_of_pair.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
 
 
 class Sample(NamedTuple):
@@ -205,7 +205,7 @@ class Sample(NamedTuple):
 def choose_sample(side: CellRows) -> Sample | None:
     """Return some rows of some speakers of each cell, evenly spaced; None for few rows.
 
-    The speakers are numbered anew. Of few rows all are taken.
+    The speakers of the sample are numbered from 0. Of few rows all are taken.
     """
     num_cells, num_columns = side.code.shape
     most_rows = max(2 * _SAMPLED_PER_SPEAKER, int((_SAMPLED_PAIRS / num_cells) ** 0.5))

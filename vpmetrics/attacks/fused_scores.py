@@ -154,7 +154,7 @@ class FusedScores:
         sampled_test = sampled_enrolment
         if not is_same_rows:
             sampled_test = [take_sample(cells, test_sample) for cells in test]
-        kinds = label_pairs(sampled_enrolment[0], sampled_test[0], condition, is_same_rows)
+        sampled_kinds = label_pairs(sampled_enrolment[0], sampled_test[0], condition, is_same_rows)
         if len(self._cut_rows(enrolment, test, len(labels))) == 1:  # all rows are mapped once
             all_blocks = self._compare_rows(condition, enrolment, test, all_folds)
             self._kept_blocks = {condition.name: all_blocks}
@@ -162,21 +162,24 @@ class FusedScores:
         else:
             blocks = self._compare_rows(condition, sampled_enrolment, sampled_test, all_folds)
         scores = widen(gather_scores(blocks, len(labels)))  # (C, A, r, r')
-        standardised, mean, deviation = standardise_in_cells(scores, kinds)
-        cell_fold = torch.arange(len(kinds), device=kinds.device) // self._folds.num_partitions
+        standardised, mean, deviation = standardise_in_cells(scores, sampled_kinds)
+        cell_fold = (
+            torch.arange(len(sampled_kinds), device=sampled_kinds.device)
+            // self._folds.num_partitions
+        )
         is_fitted_on = self._mark_pairs_fitted_on(condition, sampled_enrolment[0], sampled_test[0])
         sample = SampledPairs.from_cells(
-            standardised, kinds.masked_fill(~is_fitted_on, NO_TRIAL), cell_fold
+            standardised, sampled_kinds.masked_fill(~is_fitted_on, NO_TRIAL), cell_fold
         )
         num_folds = self._folds.num_folds
         num_utterances = len(self._data.sides(condition, self._enrolment)[1])
         num_utterances = num_utterances * (num_folds - 1) // num_folds
         weights, shares = fit_weights(sample, labels, num_folds, num_utterances)
         fused = torch.einsum("kqa,kan->kqn", weights[cell_fold], standardised.flatten(2))
-        is_trial = (kinds != NO_TRIAL).flatten(1)[:, None]
+        is_trial = (sampled_kinds != NO_TRIAL).flatten(1)[:, None]
         scale = (torch.where(is_trial, fused.square(), 0).sum((0, 2)) / is_trial.sum()).sqrt()
-        own_counts = empty_counts(len(labels), kinds.device)
-        add_pairs(own_counts, standardised, kinds)
+        own_counts = empty_counts(len(labels), sampled_kinds.device)
+        add_pairs(own_counts, standardised, sampled_kinds)
         return ConditionFusion(
             condition=condition,
             enrolment=enrolment,
@@ -307,12 +310,12 @@ class FusedScores:
                 turn += 1
                 if turn % self._processes.world_size != self._processes.process_rank:
                     continue
-                kinds = label_pairs(
+                kind_of_pair = label_pairs(
                     enrolment, test, fusion.condition, fusion.is_same_rows, rows, columns
                 )
                 fused = weigh_blocks(blocks, scale, offset, rows, columns)
                 yield _ScoredBlock(
-                    fused, kinds, enrolment.code[:, rows], test.code[:, columns], cells.start
+                    fused, kind_of_pair, enrolment.code[:, rows], test.code[:, columns], cells.start
                 )
 
     def count_pairs(self, fusion: ConditionFusion) -> Tensor:
@@ -323,7 +326,7 @@ class FusedScores:
         num_scores = fusion.weights.shape[1]
         counts = empty_counts(num_scores, self._data.speakers.device)
         for block in self._score_all_pairs(fusion, range(num_scores)):
-            add_pairs(counts, block.scores, block.kinds)
+            add_pairs(counts, block.scores, block.kind_of_pair)
         (counts,) = self._processes.all_reduce(counts)
         return counts[:, :NO_TRIAL]
 
@@ -345,11 +348,13 @@ class FusedScores:
         group_of_code = group_of_code.view(num_cells, num_codes)
         replicates = ReplicateCounts(steps, groups.num_groups)
         for block in self._score_all_pairs(fusion, [score]):
-            group_in_cell = group_of_code[block.first_cell : block.first_cell + len(block.kinds)]
+            group_in_cell = group_of_code[
+                block.first_cell : block.first_cell + len(block.kind_of_pair)
+            ]
             group = group_in_cell.gather(1, block.enrolment_codes.clamp(min=0))
             other_group = group_in_cell.gather(1, block.test_codes.clamp(min=0))
             replicates.add(
-                block.scores[:, 0], block.kinds, group[:, :, None], other_group[:, None, :]
+                block.scores[:, 0], block.kind_of_pair, group[:, :, None], other_group[:, None, :]
             )
         (counts,) = self._processes.all_reduce(replicates.counts)
         return replicates.steps(counts)
@@ -358,11 +363,11 @@ class FusedScores:
 class _ScoredBlock(NamedTuple):
     """Fused scores ``(c, Q, a, b)`` over their deviation.
 
-    With kinds ``(c, a, b)``, the codes of both sides, and the first cell.
+    With the kind of each pair ``(c, a, b)``, the codes of both sides, and the first cell.
     """
 
     scores: Tensor
-    kinds: Tensor
+    kind_of_pair: Tensor
     enrolment_codes: Tensor
     test_codes: Tensor
     first_cell: int

@@ -58,7 +58,10 @@ class KernelRidge(TunedAttack):
         torch.Size([100, 2])
     """
 
-    name, needs, settings, views = "kernel ridge", PAIRS, (3e-2,), (CENTRED,)
+    name = "kernel ridge"
+    needs = PAIRS
+    settings = (3e-2,)
+    views = (CENTRED,)
 
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
@@ -94,13 +97,11 @@ class EvenKernelRidge(TunedAttack):
         True
     """
 
-    name, needs, settings, views, conditions = (
-        "even kernel ridge",
-        PAIRS,
-        (1e-1,),
-        (CENTRED,),
-        ("OP",),
-    )
+    name = "even kernel ridge"
+    needs = PAIRS
+    settings = (1e-1,)
+    views = (CENTRED,)
+    conditions = ("OP",)
 
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
@@ -134,7 +135,10 @@ class OuterProducts(TunedAttack):
         True
     """
 
-    name, needs, settings, views = "outer products", PAIRS, (1e-2,), (CENTRED,)
+    name = "outer products"
+    needs = PAIRS
+    settings = (1e-2,)
+    views = (CENTRED,)
 
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]

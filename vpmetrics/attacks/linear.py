@@ -45,7 +45,8 @@ class Plain(LinearAttack):
         (None, tensor([[0.6000, 0.8000]]))
     """
 
-    name, needs = "plain", NOTHING
+    name = "plain"
+    needs = NOTHING
     views: Sequence[str] | None = (UNIT,)
     is_batched = True
 
@@ -82,7 +83,8 @@ class Centred(LinearAttack):
         (None, tensor([[ 0.7071, -0.7071]]))
     """
 
-    name, needs = "centred", PROTECTED
+    name = "centred"
+    needs = PROTECTED
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
@@ -105,7 +107,9 @@ class Whitening(LinearAttack):
         torch.Size([80, 2])
     """
 
-    name, needs, settings = "whitening", PROTECTED, (1e-1, 1.0)
+    name = "whitening"
+    needs = PROTECTED
+    settings = (1e-1, 1.0)
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
@@ -137,7 +141,9 @@ class WithinClassWhitening(LinearAttack):
         [False, True]
     """
 
-    name, needs, settings = "within-class whitening", LABELLED, (1e-1, 1.0, 10.0)
+    name = "within-class whitening"
+    needs = LABELLED
+    settings = (1e-1, 1.0, 10.0)
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
@@ -169,7 +175,9 @@ class WithinClassScaling(LinearAttack):
         [False, True]
     """
 
-    name, needs, settings = "within-class scaling", LABELLED, (1e-6, 1e-1)
+    name = "within-class scaling"
+    needs = LABELLED
+    settings = (1e-6, 1e-1)
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
@@ -203,7 +211,10 @@ class PLDA(LinearAttack):
         [False, True]
     """
 
-    name, needs, settings, conditions = "PLDA", LABELLED, (1e-1, 1.0), ("PP",)
+    name = "PLDA"
+    needs = LABELLED
+    settings = (1e-1, 1.0)
+    conditions = ("PP",)
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
@@ -235,7 +246,9 @@ class RidgeToOriginal(LinearAttack):
         True
     """
 
-    name, needs, settings = "ridge to original", PAIRS, (1e-2, 1.0)
+    name = "ridge to original"
+    needs = PAIRS
+    settings = (1e-2, 1.0)
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: float | Tensor) -> Maps:
@@ -263,7 +276,9 @@ class RidgeToProtected(LinearAttack):
         True
     """
 
-    name, needs, conditions = "ridge to protected", PAIRS, ("OP",)
+    name = "ridge to protected"
+    needs = PAIRS
+    conditions = ("OP",)
     settings: Sequence[Any] = RidgeToOriginal.settings
     is_batched = True
 
@@ -290,7 +305,8 @@ class SquaresToProtected(RidgeToProtected):
         True
     """
 
-    name, settings = "squares to protected", (1e-2, 1.0)
+    name = "squares to protected"
+    settings = (1e-2, 1.0)
 
     def solve(
         self, sets: TrainingSets, view: RowNormalisation, settings: Sequence[Any]
@@ -327,7 +343,9 @@ class Procrustes(LinearAttack):
         True
     """
 
-    name, needs, conditions = "Procrustes", PAIRS, ("OP",)
+    name = "Procrustes"
+    needs = PAIRS
+    conditions = ("OP",)
     is_batched = True
 
     def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
@@ -388,7 +406,8 @@ class CanonicalCorrelation(LinearAttack):
         True
     """
 
-    name, needs = "canonical correlation", PAIRS
+    name = "canonical correlation"
+    needs = PAIRS
     settings: Sequence[Any] = (
         (1e-4, 1e-3),
         (1e-3, 1e-3),
@@ -452,7 +471,10 @@ class LikelihoodRatio(LinearAttack):
         True
     """
 
-    name, needs, conditions, is_inner_product = "likelihood ratio", PAIRS, ("OP",), True
+    name = "likelihood ratio"
+    needs = PAIRS
+    conditions = ("OP",)
+    is_inner_product = True
     settings: Sequence[Any] = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
     is_batched = True
 

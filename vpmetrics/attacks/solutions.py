@@ -90,7 +90,7 @@ class Solution(NamedTuple):
                     rows = step(rows)
         return rows if rows.dim() == 4 else rows[None]
 
-    def to(self, dtype: torch.dtype) -> Solution:
+    def convert_dtype(self, dtype: torch.dtype) -> Solution:
         """Return the solution with matrices of another dtype."""
         return Solution(
             _convert_matrices(self.original, dtype), _convert_matrices(self.protected, dtype)

@@ -81,12 +81,12 @@ class AudioEmbeddings(_EmbeddedRecordings):
 
         Also speakers, sessions and groups where they are known.
         """
-        columns = {
-            name: getattr(self, name)
-            for name in ("utterances", "speakers", "sessions", "groups", "encoder")
-        }
-        known = {name: values for name, values in columns.items() if values is not None}
-        _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})
+        arrays: dict[str, Any] = {"embeddings": self.embeddings.numpy()}
+        for name in ("utterances", "speakers", "sessions", "groups", "encoder"):
+            values = getattr(self, name)
+            if values is not None:
+                arrays[name] = values
+        _write_npz(Path(path), arrays)
 
 
 @dataclass(frozen=True)
@@ -198,10 +198,11 @@ def _name_segments(recording: Recording, num_segments: int, is_cut: bool) -> lis
     if not is_cut:
         return [recording] * num_segments
     numbers = range(1, num_segments + 1)
-    return [
-        recording._replace(utterance=f"{recording.utterance}#{segment_number}")
-        for segment_number in numbers
-    ]
+    segments: list[Recording] = []
+    for segment_number in numbers:
+        name = f"{recording.utterance}#{segment_number}"
+        segments.append(recording._replace(utterance=name))
+    return segments
 
 
 class _EmbeddingRun:

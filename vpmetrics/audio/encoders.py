@@ -19,6 +19,7 @@ from urllib.request import getproxies
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vpmetrics._util.scalar import printable
@@ -257,10 +258,9 @@ class TransformersEncoder(SpeakerEncoder):
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Normalise as the feature extractor does, and encode with an attention mask."""
         if not self.takes_waveforms:
-            rows = [
-                row[:length].detach().cpu().numpy()
-                for row, length in zip(waveforms, lengths, strict=True)
-            ]
+            rows: list[NDArray[Any]] = []
+            for row, length in zip(waveforms, lengths, strict=True):
+                rows.append(row[:length].detach().cpu().numpy())
             features = self.extractor(
                 rows, sampling_rate=self.sample_rate, padding=True, return_tensors="pt"
             )

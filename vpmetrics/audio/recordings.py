@@ -178,12 +178,11 @@ def pair_recordings(
         if not partial:
             raise AudioError(f"{text}. `partial=True` leaves them out.")
         notes.append(f"{text}; they are left out.")
-    labelled = [
-        _copy_labels(original_recording, protected_recording)
-        for original_recording, protected_recording in zip(
-            pairs.original, pairs.protected, strict=True
-        )
-    ]
+    labelled: list[Recording] = []
+    for original_recording, protected_recording in zip(
+        pairs.original, pairs.protected, strict=True
+    ):
+        labelled.append(_copy_labels(original_recording, protected_recording))
     return RecordingPairs(pairs.original, tuple(labelled), tuple(notes))
 
 
@@ -319,9 +318,10 @@ def _read_recordings(source: Path) -> list[Recording]:
             " none."
         )
     # Accents in one form: macOS takes them apart, other systems do not.
-    composed = [
-        recording._replace(utterance=normalize("NFC", recording.utterance)) for recording in items
-    ]
+    composed: list[Recording] = []
+    for recording in items:
+        name = normalize("NFC", recording.utterance)
+        composed.append(recording._replace(utterance=name))
     return sorted(composed)
 
 
@@ -386,7 +386,9 @@ def _read_manifest(path: Path) -> list[Recording]:
                 f"{printable(path)}:{rows.line_num}: expected {len(header)} columns, but got"
                 f" {len(row)}."
             )
-        values = {name: value.strip() or None for name, value in zip(header, row, strict=True)}
+        values: dict[str, str | None] = {}
+        for name, value in zip(header, row, strict=True):
+            values[name] = value.strip() or None
         path_text = values["path"] or ""
         items.append(
             Recording(

@@ -179,10 +179,7 @@ def extract_embeddings(output: Any, num_rows: int) -> Tensor:
     if isinstance(output, np.ndarray):
         output = torch.from_numpy(output)
     if not isinstance(output, Tensor) or not output.is_floating_point():
-        if isinstance(output, Tensor):
-            got = f"{output.dtype}"
-        else:
-            got = type(output).__name__
+        got = str(output.dtype) if isinstance(output, Tensor) else type(output).__name__
         raise AudioError(
             f"Expected the encoder to return floating embeddings of shape (B, D), but got {got}."
         )

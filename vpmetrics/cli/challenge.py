@@ -34,12 +34,12 @@ class NamedResults:
     def __init__(self, name: str, folder: Path) -> None:
         self.folder = folder
         self.results = challenge_reader.find_score_and_vector_files(folder)
-        self.has_several_systems = self._has_several("system")
-        self._has_several_datasets = self._has_several("dataset")
-        self._has_several_attackers = self._has_several("attacker")
+        self.has_several_systems = self._has_several_values_of("system")
+        self._has_several_datasets = self._has_several_values_of("dataset")
+        self._has_several_attackers = self._has_several_values_of("attacker")
         self._name = name
 
-    def _has_several(self, field: str) -> bool:
+    def _has_several_values_of(self, field: str) -> bool:
         return len({getattr(result, field) for result in self.results}) > 1
 
     def name_without_attacker(self, result: ChallengeResult) -> str:
@@ -80,10 +80,10 @@ def _find_results(options: ChallengeOptions) -> list[NamedResults]:
     """List the results of all folders, without reading them."""
     if len(options.folders) == 1 and "=" not in options.folders[0]:
         return [NamedResults("", _check_folder(options.folders[0]))]
-    return [
-        NamedResults(name, _check_folder(path))
-        for name, path in name_systems(options.folders).items()
-    ]
+    folders: list[NamedResults] = []
+    for name, path in name_systems(options.folders).items():
+        folders.append(NamedResults(name, _check_folder(path)))
+    return folders
 
 
 def _check_folder(path: str) -> Path:
@@ -95,7 +95,12 @@ def _check_folder(path: str) -> Path:
 
 def _check_options(options: ChallengeOptions, folders: Sequence[NamedResults]) -> None:
     """Raise for options that cannot be used, before anything is computed."""
-    names = [named.name(result) for named in folders for result in named.results]
+    names: list[str] = []
+    has_vectors = False
+    for named in folders:
+        for result in named.results:
+            names.append(named.name(result))
+            has_vectors = has_vectors or not result.is_read_from_scores
     check_utility(options.output, names)
     check_outputs(options.output, [str(named.folder) for named in folders])
     if (options.scoring == "plda") != (options.plda_fit is not None):
@@ -104,9 +109,6 @@ def _check_options(options: ChallengeOptions, folders: Sequence[NamedResults]) -
         )
     if options.weights is not None:
         read_map(options.weights, "set weight")
-    has_vectors = any(
-        not result.is_read_from_scores for named in folders for result in named.results
-    )
     if has_vectors:
         return
     for option, value in (("--scoring", options.scoring), ("--no-attacks", options.no_attacks)):

@@ -113,12 +113,12 @@ def demo(options: DemoOptions, console: Console) -> None:
 
 
 def _name_log_folder(out: Path) -> Path:
-    """Return the folder of the TensorBoard log: beside the page, whose folder is replaced."""
+    """Return the folder of the TensorBoard log, next to that of the page, which is replaced."""
     return out.with_name(f"{out.name}-tensorboard")
 
 
 def _tell_story(systems: Sequence[EvaluatedSystem], console: Console) -> None:
-    """Say what each system did, what an attacker learns, and why the numbers differ."""
+    """Print the method of each system, its disclosure, and why the numbers differ."""
     console.print(
         "\nWhat was done, and what an attacker learns (0 bit: nothing, 0.72 bit: everything):"
     )

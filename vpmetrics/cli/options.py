@@ -173,7 +173,7 @@ def read_options(kind: type[Options], parsed: Namespace) -> Options:
 def describe_settings(options: Any) -> dict[str, Any]:
     """Return what was chosen, by name.
 
-    Without inputs and outputs, and without what was left out.
+    Inputs, outputs and options that were not set are left out.
     """
     settings: dict[str, Any] = {}
     for field in fields(options):

@@ -516,9 +516,9 @@ def _parse_confidence_or_zero(text: str) -> float | None:
 
 
 def _parse_population_sizes(text: str) -> tuple[int, ...]:
-    numbers = text.split(",")
-    sizes = tuple(int(number) for number in numbers if number.isdecimal())
-    if len(set(sizes)) < len(numbers) or min(sizes) < 2:
+    fields = text.split(",")
+    sizes = tuple(int(field) for field in fields if field.isdecimal())
+    if len(set(sizes)) < len(fields) or min(sizes) < 2:
         raise ArgumentTypeError(
             f"expected different numbers of at least 2, as 20,1000, but got {text}"
         )

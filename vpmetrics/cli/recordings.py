@@ -91,7 +91,7 @@ def choose_encoders(options: RecordingOptions) -> list[str]:
 def check_encoders(options: RecordingOptions) -> list[Encoder]:
     """Return names and widths of all encoders; raise for one that cannot be loaded.
 
-    So nobody learns of a wrong name after hours of embedding with another encoder.
+    A wrong name is an error here, not after hours of embedding with another encoder.
     """
     from vpmetrics.audio import load_encoder
 

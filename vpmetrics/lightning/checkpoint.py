@@ -193,7 +193,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     # Validation of names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the names; warn if the budget is for an attacker who compares and fits nothing."""
+        """Check the names; warn if the budget is for an attacker who is not fitted on anything."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return

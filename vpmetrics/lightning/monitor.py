@@ -481,9 +481,10 @@ class PrivacyMonitor(CallbackBase):
                 )
         for name, value in arguments.items():
             if name in SIDES and isinstance(value, Mapping):
-                arguments[name] = {
-                    key: torch.as_tensor(rows).to(pl_module.device) for key, rows in value.items()
-                }
+                embeddings_by_encoder: dict[str, Tensor] = {}
+                for encoder, rows in value.items():
+                    embeddings_by_encoder[encoder] = torch.as_tensor(rows).to(pl_module.device)
+                arguments[name] = embeddings_by_encoder
             elif isinstance(value, Tensor) or (name in SIDES and value is not None):
                 arguments[name] = torch.as_tensor(value).to(pl_module.device)
         return arguments

@@ -128,19 +128,19 @@ class DisclosureLoss(EmbeddingLoss):
             flatten_off_diagonal(is_same_speaker),
             flatten_off_diagonal(is_counted),
         )
-        parts = {"op": self._sum_disclosures(trials)}
+        terms = {"op": self._sum_disclosures(trials)}
         if self.flatness > 0:
-            parts["flatness"] = self.flatness * _between_speakers_share(scores[0], is_same_speaker)
+            terms["flatness"] = self.flatness * _between_speakers_share(scores[0], is_same_speaker)
         if batch.sessions is not None:
-            parts["across"] = self._disclosure_across_sessions(
+            terms["across"] = self._disclosure_across_sessions(
                 batch, batch.sessions, is_same_speaker
             )
             if self.session_invariance > 0:
                 share = self._within_session_share(batch, batch.sessions)
-                parts["session_invariance"] = (
+                terms["session_invariance"] = (
                     self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
                 )
-        return parts
+        return terms
 
     def _sum_disclosures(self, trials: Trials) -> Tensor:
         return sum_surrogate_disclosures(
@@ -338,12 +338,12 @@ class PseudonymisationLoss(EmbeddingLoss):
     def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
         """Return the weighted parts of both losses."""
         disclosure_weight, distinctiveness_weight = self.weights
-        parts = {}
-        for name, part in self.disclosure.compute_parts(batch).items():
-            parts[name] = disclosure_weight * part
-        for name, part in self.distinctiveness.compute_parts(batch).items():
-            parts[name] = distinctiveness_weight * part
-        return parts
+        weighted_terms: dict[str, Tensor] = {}
+        for name, term in self.disclosure.compute_parts(batch).items():
+            weighted_terms[name] = disclosure_weight * term
+        for name, term in self.distinctiveness.compute_parts(batch).items():
+            weighted_terms[name] = distinctiveness_weight * term
+        return weighted_terms
 
     def extra_repr(self) -> str:
         """Return the weights, for ``print``."""

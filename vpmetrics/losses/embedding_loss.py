@@ -82,12 +82,12 @@ class EmbeddingLoss(nn.Module):
         with torch.autocast(protected.device.type, enabled=False):
             original_rows: Tensor = _UnitRows.apply(original)  # type: ignore[no-untyped-call]
             protected_rows: Tensor = _UnitRows.apply(protected)  # type: ignore[no-untyped-call]
-            parts = self.compute_parts(
+            terms = self.compute_parts(
                 UnitRowBatch(original_rows, protected_rows, speakers, sessions)
             )
-        self._parts = {name: part.detach() for name, part in parts.items()}
+        self._parts = {name: term.detach() for name, term in terms.items()}
         dtype = torch.promote_types(original_rows.dtype, protected_rows.dtype)
-        return torch.stack(list(parts.values())).sum().to(dtype)
+        return torch.stack(list(terms.values())).sum().to(dtype)
 
     def compute_parts(self, batch: UnitRowBatch) -> dict[str, Tensor]:
         """Return the weighted parts of the loss of a validated batch of two rows or more."""
@@ -165,8 +165,8 @@ def flatten_off_diagonal(matrices: Tensor) -> Tensor:
     """Return all entries of matrices ``(..., B, B)`` but the diagonals, ``(..., B * B - B)``."""
     # After the first entry, every diagonal entry is the last of B + 1.
     size = matrices.shape[-1]
-    rest = matrices.flatten(-2)[..., 1:].reshape(*matrices.shape[:-2], size - 1, size + 1)
-    return rest[..., :-1].flatten(-2)
+    entries = matrices.flatten(-2)[..., 1:].reshape(*matrices.shape[:-2], size - 1, size + 1)
+    return entries[..., :-1].flatten(-2)
 
 
 def flatten_above_diagonal(matrices: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ class ChallengeResult(NamedTuple):
     def is_read_from_scores(self) -> bool:
         """Whether trials are read from score files: all sets have scores, and some lack vectors."""
         sets = self.trial_sets
-        has_scores = all("OP" in trial_set.scores or "PP" in trial_set.scores for trial_set in sets)
+        has_scores = all({"OP", "PP"} & trial_set.scores.keys() for trial_set in sets)
         has_vectors = all(trial_set.trial + self.suffix in trial_set.vectors for trial_set in sets)
         return has_scores and not has_vectors
 

@@ -25,7 +25,7 @@ _MOST_NAMED = 3  # speakers that an error names
 class Distractors:
     """One reference per speaker ``(G, D)`` on each side; None on a side that the file lacks.
 
-    ``note`` says how many they are and whose references they join, for the report.
+    ``note``: their number and the references that they join, for the report.
     """
 
     original: Tensor | None
@@ -105,7 +105,7 @@ def _read_sides(files: EmbeddingFiles, source: str, embeddings: Embeddings) -> d
 def _find_speakers(
     files: EmbeddingFiles, columns: dict[str, Column], options: RowOptions
 ) -> tuple[tuple[str, ...], Tensor, bool]:
-    """Return names of speakers, the speaker of each row, and whether anything tells who speaks."""
+    """Return names of speakers, the speaker of each row, and whether speakers were given."""
     column = next(iter(columns.values()))
     num_rows = len(column.values)
     if files.has_speakers(column):

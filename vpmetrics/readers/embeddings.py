@@ -182,7 +182,9 @@ class Column(NamedTuple):
     def _check_no_label_is_missing(self) -> None:
         """Raise where a label is empty, None or NaN."""
         labels = self.values.tolist()
-        is_missing = np.array([label in (None, "", b"") or label != label for label in labels])
+        is_missing = np.zeros(len(labels), dtype=bool)
+        for row, label in enumerate(labels):
+            is_missing[row] = label in (None, "", b"") or label != label
         if is_missing.any():
             counts = f"{int(is_missing.sum()):,} of {len(labels):,}"
             got = f"{counts} missing, first in row {int(is_missing.argmax())}"
@@ -365,7 +367,7 @@ def _match_speakers(pattern: str, side: Column) -> Column:
 
 
 def holds_originals(source: str, file_format: str | None = None) -> bool:
-    """Return whether a file holds original embeddings beside others.
+    """Return whether a file holds original embeddings, and may hold others.
 
     What cannot be read is left to its reader.
     """

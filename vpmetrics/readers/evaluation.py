@@ -74,7 +74,7 @@ def evaluate_embeddings(
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
     for text in warned:
-        # Without originals, a note says that OO and OP have no trials.
+        # Without originals, there is a note already that OO and OP have no trials.
         if embeddings.original is not None or not text.startswith("There are no trials"):
             notes.append(text)
     advice = "an attacker who turns the sign undoes the protection"
@@ -161,16 +161,15 @@ def add_attributes(
         protected = embeddings.of_first_encoder(embeddings.protected)
         metric.update(original, protected, embeddings.speakers, labels)
         values = metric.compute()
-    suffix_of_key = {
-        key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")
-    }
+    keys = ("disclosure", "chance", "accuracy", "majority", "original")
+    suffix_of_key = dict(zip(keys, keys, strict=True))
     if confidence:
         suffix_of_key |= {"disclosure_low": "low", "disclosure_high": "high"}
     attributes: dict[str, dict[str, float]] = {}
     for attribute in labels:
-        attributes[attribute] = {
-            key: float(values[f"{attribute}_{suffix}"]) for key, suffix in suffix_of_key.items()
-        }
+        attributes[attribute] = {}
+        for key, suffix in suffix_of_key.items():
+            attributes[attribute][key] = float(values[f"{attribute}_{suffix}"])
     return replace(system, notes=tuple(notes), attributes=attributes)
 
 

@@ -1,4 +1,4 @@
-"""Published results of other evaluations, to hold ours beside them.
+"""Published results of other evaluations, to compare ours with them.
 
 These are systems with their lists, tables, curves and score matrices.
 
@@ -93,7 +93,7 @@ class _ScoredTrials:
 
 @dataclass(frozen=True)
 class Difference:
-    """A number of ours beside the one that was published."""
+    """A number of ours, and the one that was published."""
 
     system: str
     measure: str
@@ -125,7 +125,7 @@ class CurvePoint:
 def find_published_systems(folder: str | Path) -> list[PublishedSystem]:
     """List the systems below a folder.
 
-    A system has ``<system>/embeddings/embeddings.parquet``. Beside or above it are the lists
+    A system has ``<system>/embeddings/embeddings.parquet``. Next to it or above are the lists
     ``shared/test_enrolls.csv``, ``shared/test_trials.csv`` and the same of ``dev``.
     """
     root = Path(folder)
@@ -280,11 +280,10 @@ def compare_with_published(
     differences: list[Difference] = []
     for system, values in ours.items():
         published_values = published_by_name.get(_normalise_name(system), {})
-        shared = [measure for measure in values if measure in published_values]
-        differences += [
-            Difference(system, measure, values[measure], published_values[measure])
-            for measure in shared
-        ]
+        for measure, value in values.items():
+            if measure in published_values:
+                difference = Difference(system, measure, value, published_values[measure])
+                differences.append(difference)
     return differences
 
 
@@ -328,8 +327,12 @@ def _read_rows(path: str | Path) -> list[dict[str, str]]:
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             for row in csv.DictReader(file):
-                # Fields beyond the headings have none.
-                rows.append({key: row[key] or "" for key in row if key is not None})
+                texts: dict[str, str] = {}
+                for heading, text in row.items():
+                    # Fields beyond the headings have none.
+                    if heading is not None:
+                        texts[heading] = text or ""
+                rows.append(texts)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"cannot be read as CSV ({describe_error(error)})", path) from None
     if not rows or not rows[0]:

@@ -433,7 +433,7 @@ def _name_sides(
         names["trial"] = pl.Series(range(1, num_trials + 1)).cast(pl.String)
     sides = [pl.DataFrame({"name": names[side], "speaker": speakers[side]}) for side in _PAIR]
     pairs = pl.concat(sides).unique()
-    # numbers of utterances that begin anew with every speaker
+    # numbers of utterances that start again with every speaker
     if pairs["name"].is_duplicated().any():
         names["trial"] = speakers["trial"] + "/" + names["trial"]
         if "enrol" in given_names:

@@ -29,7 +29,12 @@ from vpmetrics.suite import VoicePrivacy
 
 NOT_GIVEN = Column(np.zeros((0, 0)), [], "--original, which was not given")
 _PAIRS_AT_ONCE = 1 << 12  # scored at a time
-_MATRIX_KEYS = tuple(f"{key}{end}" for key in ("deid", "gvd") for end in ("", *CI_SUFFIXES))
+_MATRIX_KEYS = (
+    "deid",
+    *(f"deid{suffix}" for suffix in CI_SUFFIXES),
+    "gvd",
+    *(f"gvd{suffix}" for suffix in CI_SUFFIXES),
+)
 
 
 class Protocol(NamedTuple):
@@ -351,7 +356,7 @@ def look_up_speakers_or_null(names: pl.Series, speaker_of: Mapping[str, str]) ->
 
 
 class TrialEmbeddings(NamedTuple):
-    """Both sides of some lists of trials; ``notes`` say how they were read.
+    """Both sides of some lists of trials; ``notes`` describe how they were read.
 
     ``group`` is the name of these lists where a system has several.
     """
@@ -428,7 +433,7 @@ def add_attacks_and_matrices(
     warned: list[str] = []
     with show_progress(f"attacking {system.name}"), collect_notes(warned):
         report, groups = _report_all_pairs(embeddings, metric, has_original=not unpaired)
-    # Without originals, a note says that OO and OP have no trials.
+    # Without originals, there is a note already that OO and OP have no trials.
     notes += [text for text in warned if not (unpaired and text.startswith("There are no trials"))]
     condition = "PP" if unpaired else "OP"
     if is_attacked and math.isnan(float(report.scalars[scalar_key(condition, "d_ece_strongest")])):
@@ -438,12 +443,9 @@ def add_attacks_and_matrices(
     num_pairs = sum(report.conditions[condition].num_trials)
     num_listed = sum(system.report.conditions[condition].num_trials)
     if num_pairs != num_listed:
-        if is_attacked:
-            what = "attacks, DeID and G_VD are"
-        else:
-            what = "DeID and G_VD are"
+        measures = "attacks, DeID and G_VD" if is_attacked else "DeID and G_VD"
         notes.append(
-            f"{what} counted on all {num_pairs:,} pairs that could be trials; the list has"
+            f"{measures} are counted on all {num_pairs:,} pairs that could be trials; the list has"
             f" {num_listed:,}"
         )
     merged_groups = dict(system.groups)

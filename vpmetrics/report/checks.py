@@ -24,7 +24,7 @@ WARNING = "warning"
 FAILED = "failed"
 _DOUBTFUL_EER = 0.05  # of original speech, above which a better encoder may find more
 _USELESS_EER = 0.20  # of original speech, above which low disclosure proves nothing
-# by how much better protected speakers are told apart where both sides are swapped
+# by how much better protected speakers are distinguished where both sides are swapped
 _SWAPPED_EER = 0.15
 FEW_SPEAKERS = 20  # that attacks are fitted on; they find more with more of them
 # mean squared distance of unit embeddings to their mean; below it, they share one direction

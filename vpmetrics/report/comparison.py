@@ -78,8 +78,8 @@ class Pair(NamedTuple):
     key: str
     difference: Difference
 
-    def other_than(self, name: str) -> str:
-        """Return the other system."""
+    def opponent_of(self, name: str) -> str:
+        """Return the system that the named one is compared with."""
         return self.second if self.first == name else self.first
 
     @property
@@ -255,6 +255,15 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     return verdict._replace(sentences=(*verdict.sentences, *sentences))
 
 
+def _find_indistinguishable(name: str, pairs: Sequence[Pair]) -> list[str]:
+    """Return the systems that the data do not distinguish from the named one."""
+    opponents: list[str] = []
+    for pair in pairs:
+        if name in (pair.first, pair.second) and not pair.is_told_apart:
+            opponents.append(pair.opponent_of(name))
+    return opponents
+
+
 def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict on systems of one data set, ranked."""
     key = ranking_key(systems)
@@ -280,13 +289,9 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
             " at most."
         ),
     ]
-    not_told_apart = [
-        pair.other_than(best.name)
-        for pair in pairs
-        if best.name in pair[:2] and not pair.is_told_apart
-    ]
-    if not_told_apart:
-        names = ", ".join(not_told_apart)
+    as_good_as_best = _find_indistinguishable(best.name, pairs)
+    if as_good_as_best:
+        names = ", ".join(as_good_as_best)
         title = f"{best.name} discloses least, but these data do not tell it apart from {names}."
     if len(ranked) > 1 and least == most:
         title = f"All disclose {least} bit."
@@ -349,8 +354,8 @@ def compare_pairs_by_disclosure(
     for of_dataset in rank_competing_by_dataset(systems).values():
         key = ranking_key(of_dataset)
         in_order = [system for system in systems if system in of_dataset]
-        for first, second in combinations(in_order, 2):
-            pair = _compare_systems(first, second, key, confidence)
+        for system, other_system in combinations(in_order, 2):
+            pair = _compare_systems(system, other_system, key, confidence)
             if pair is not None:
                 pairs.append(pair)
     return pairs

@@ -6,7 +6,7 @@ Each condition is scored once, and only the requested numbers are computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from vpmetrics.report.parts import (
     FoldsOfCondition,
     IdentificationPart,
     Numbers,
-    Part,
+    ReportPart,
     ReportSettings,
     ScoresPart,
     compute_attacks,
@@ -52,6 +52,7 @@ from vpmetrics.report.privacy_report import ConditionReport, PrivacyReport, join
 from vpmetrics.report.verdict import MAIN_RISKS, collect_risks
 
 if TYPE_CHECKING:
+    from vpmetrics._scores.trial_rows import TrialRows
     from vpmetrics.attacks.fusion import FusedAttacker
 
 
@@ -60,7 +61,7 @@ class _ComputedCondition:
     """The report of a condition, and what risks of the whole system are computed from."""
 
     report: ConditionReport
-    parts: frozenset[Part]
+    report_parts: frozenset[ReportPart]
     folds: FoldsOfCondition | None
     groups: JackknifeGroups | None
 
@@ -96,7 +97,7 @@ def report_condition(
     data: EvaluationData,
     condition: Condition,
     settings: ReportSettings,
-    parts: frozenset[Part],
+    parts: frozenset[ReportPart],
     attacks: FusedAttacker | None = None,
     length: int | None = None,
 ) -> _ComputedCondition:
@@ -113,7 +114,7 @@ def report_condition(
     # Measured first, so that one PAV serves both signs.
     scalars = measure_scores(scores, settings)
     similarity = None
-    if Part.SIMILARITY in parts:
+    if ReportPart.SIMILARITY in parts:
         similarity = summarise_pairs(pairs, scores, settings)
     scored = replicate_scores(
         scalars,
@@ -125,7 +126,7 @@ def report_condition(
         replicated_similarity=None if groups is None else similarity,
     )
     collected.add(scored)
-    if Part.LINKABILITY_CHANCE in parts and settings.bandwidth is None:
+    if ReportPart.LINKABILITY_CHANCE in parts and settings.bandwidth is None:
         chance = compute_linkability_chance(pairs, scores)
         collected.add(Numbers({"linkability_chance": chance}))
 
@@ -137,12 +138,12 @@ def report_condition(
         collected.add(matrix_part)
 
     identification_part = None
-    if {Part.RANKS, Part.LOCAL, Part.SPEAKERS} & parts:
+    if {ReportPart.RANKS, ReportPart.LOCAL, ReportPart.SPEAKERS} & parts:
         identification_part = _compute_identification(data, condition, settings, parts, groups)
         collected.add(identification_part)
 
     speakers_part = None
-    if Part.SPEAKERS in parts and identification_part is not None:
+    if ReportPart.SPEAKERS in parts and identification_part is not None:
         speakers_part = compute_speakers(
             pairs, scores, data.speakers, identification_part.identification
         )
@@ -151,7 +152,7 @@ def report_condition(
     attacks_part = None
     if attacks is not None and condition.name != "OO" and ATTACKED_PARTS & parts:
         attacks_part = compute_attacks(
-            attacks, condition, scored, risk_groups, has_limit=Part.ATTACK_LIMIT in parts
+            attacks, condition, scored, risk_groups, has_limit=ReportPart.ATTACK_LIMIT in parts
         )
         collected.add(attacks_part)
 
@@ -168,7 +169,7 @@ def report_condition(
     )
 
     population_part = None
-    if settings.sizes and {Part.POPULATION, Part.ATTACKED_POPULATION} & parts:
+    if settings.sizes and {ReportPart.POPULATION, ReportPart.ATTACKED_POPULATION} & parts:
         used_attacks = None if attacks_part is None else attacks
         population_part = compute_population(
             data, condition, settings, parts, groups, used_attacks, attacks_part
@@ -176,7 +177,7 @@ def report_condition(
         collected.add(population_part)
 
     has_sessions = data.protected.sessions is not None
-    if Part.CALIBRATION in parts and condition.name == "OP" and has_sessions:
+    if ReportPart.CALIBRATION in parts and condition.name == "OP" and has_sessions:
         collected.add(compute_calibration(data, condition, settings, groups))
 
     report = ConditionReport(
@@ -199,7 +200,7 @@ def report_condition(
 def _compute_risks(
     pairs: PairBlocks,
     settings: ReportSettings,
-    parts: frozenset[Part],
+    parts: frozenset[ReportPart],
     scored: ScoresPart,
     groups: JackknifeGroups | None,
     length: int | None,
@@ -216,13 +217,13 @@ def _compute_risks(
     is_attacked = "found_in_100" in collected.scalars and not bool(
         collected.scalars["d_ece_strongest"].isnan()
     )
-    if Part.FOUND in parts and not is_attacked:
+    if ReportPart.FOUND in parts and not is_attacked:
         collected.add(compute_found(scored, groups))
     strongest = None
     if attacked is not None:
         strongest = attacked.strongest
     folds = form_folds(pairs, settings, attacks, strongest)
-    if Part.CONVERSATIONS in parts and settings.conversations:
+    if ReportPart.CONVERSATIONS in parts and settings.conversations:
         collected.add(compute_conversations(folds, length, settings, groups))
     return folds
 
@@ -231,11 +232,11 @@ def _compute_identification(
     data: EvaluationData,
     condition: Condition,
     settings: ReportSettings,
-    parts: frozenset[Part],
+    parts: frozenset[ReportPart],
     groups: JackknifeGroups | None,
 ) -> IdentificationPart:
     """Compute what ranks disclose, and the bits of every probe where these are needed."""
-    has_bits = Part.LOCAL in parts or Part.SPEAKERS in parts
+    has_bits = ReportPart.LOCAL in parts or ReportPart.SPEAKERS in parts
     numbers = identify_all_groups(
         data,
         condition,
@@ -260,20 +261,21 @@ def report_embeddings(
     names = [name for name in CONDITIONS if has_sessions or name in WITHOUT_SESSIONS]
     names = [name for name in names if settings.needs_condition(name)]
     hidden = hidden_conditions(CONDITIONS if has_sessions else WITHOUT_SESSIONS)
-    parts_of_condition = {name: settings.parts_of(name, hidden) for name in names}
+    parts_of_condition = {name: settings.report_parts_of(name, hidden) for name in names}
     attacks = None
-    attacked = [
-        name for name in names if name != "OO" and ATTACKED_PARTS & parts_of_condition[name]
-    ]
+    attacked = _select_conditions(parts_of_condition, ATTACKED_PARTS)
+    attacked = [name for name in attacked if name != "OO"]
+    with_conversations = _select_conditions(parts_of_condition, {ReportPart.CONVERSATIONS})
     if make_attacks is not None and attacked:
         attacks = make_attacks([CONDITIONS[name] for name in attacked])
     length = None
-    with_conversations = [name for name in names if Part.CONVERSATIONS in parts_of_condition[name]]
     if with_conversations and settings.conversations:
         length = _choose_length(data, with_conversations, settings)
     computed = {}
-    for name, parts in parts_of_condition.items():
-        computed[name] = report_condition(data, CONDITIONS[name], settings, parts, attacks, length)
+    for name, report_parts in parts_of_condition.items():
+        computed[name] = report_condition(
+            data, CONDITIONS[name], settings, report_parts, attacks, length
+        )
     conditions = {name: condition.report for name, condition in computed.items()}
 
     labels = data.speakers.sort().values
@@ -284,10 +286,8 @@ def report_embeddings(
             math.nan if length is None else float(length), dtype=dtype
         )
     worst_speaker = None
-    if (
-        any(Part.WORST_SPEAKER in parts for parts in parts_of_condition.values())
-        and settings.bandwidth is None
-    ):
+    all_parts = frozenset[ReportPart]().union(*parts_of_condition.values())
+    if ReportPart.WORST_SPEAKER in all_parts and settings.bandwidth is None:
         worst_speaker = _find_worst_speaker(computed, labels.unique())
         of_system |= worst_speaker.scalars(data.speakers.device)
     report = join_conditions(
@@ -301,6 +301,13 @@ def report_embeddings(
                 report, shorter_risks=_try_shorter_conversations(report, computed, settings, length)
             )
     return report
+
+
+def _select_conditions(
+    parts_of_condition: Mapping[str, frozenset[ReportPart]], wanted: Collection[ReportPart]
+) -> list[str]:
+    """Return the conditions whose report has any of the wanted parts."""
+    return [name for name, parts in parts_of_condition.items() if not parts.isdisjoint(wanted)]
 
 
 def _choose_length(
@@ -320,12 +327,11 @@ def _choose_length(
 
 def _find_worst_speaker(computed: Mapping[str, _ComputedCondition], labels: Tensor) -> WorstSpeaker:
     """Find the speaker who discloses most in any condition in which speakers should be hidden."""
-    rows = [
-        condition.folds.single_speakers
-        for condition in computed.values()
-        if Part.WORST_SPEAKER in condition.parts and condition.folds is not None
-    ]
-    return find_worst_speaker(rows, labels)
+    rows_by_condition: list[Collection[TrialRows]] = []
+    for condition in computed.values():
+        if ReportPart.WORST_SPEAKER in condition.report_parts and condition.folds is not None:
+            rows_by_condition.append(condition.folds.single_speakers)
+    return find_worst_speaker(rows_by_condition, labels)
 
 
 def _try_shorter_conversations(
@@ -348,7 +354,7 @@ def _try_shorter_conversations(
     if shorter > 1:
         compared_length = shorter
     for name, condition in computed.items():
-        if Part.CONVERSATIONS not in condition.parts or condition.folds is None:
+        if ReportPart.CONVERSATIONS not in condition.report_parts or condition.folds is None:
             continue
         conversations = compute_conversations(
             condition.folds, compared_length, settings, condition.groups

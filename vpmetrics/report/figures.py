@@ -281,9 +281,11 @@ def _draw_deid_gvd_figure(
 
 def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
     measured = [system for system in systems if math.isfinite(system.get_or_nan("disclosure"))]
-    names = list(dict.fromkeys(name for system in measured for name in system.utility))
-    axes = layout.make_axes(len(names))
-    for name, ax in zip(names, axes, strict=True):
+    utilities: dict[str, None] = {}
+    for system in measured:
+        utilities |= dict.fromkeys(system.utility)
+    axes = layout.make_axes(len(utilities))
+    for name, ax in zip(utilities, axes, strict=True):
         points = []
         for system in measured:
             if name in system.utility:
@@ -305,12 +307,11 @@ def _draw_det_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -
 
 def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
     strongest = shown.report.strongest
-    interval = [
-        shown.system.get_or_nan(f"d_ece_strongest{suffix}", shown.condition)
-        for suffix in ("", *CI_SUFFIXES)
-    ]
+    fused: list[float] = []
+    for suffix in ("", *CI_SUFFIXES):
+        fused.append(shown.system.get_or_nan(f"d_ece_strongest{suffix}", shown.condition))
     values = {attack.name: attack.d_ece for attack in strongest.attacks}
-    score_plots.draw_attacks(values, float(strongest.chance), ax, shown.title, interval)
+    score_plots.draw_attacks(values, float(strongest.chance), ax, shown.title, fused)
 
 
 def _has_learning_curve(report: ConditionReport) -> bool:

@@ -1,8 +1,8 @@
-"""Write results so that nothing of anybody else is lost.
+"""Write results without losing files of other programs.
 
-A folder is written whole under a name of its own beside the target, and then takes the place of the
-target by rename: of two runs into one folder the last one wins whole. Only files of the names that
-a run writes are ever removed.
+A folder is written whole under a name of its own next to the target, and then takes the place of
+the target by rename: of two runs into one folder the last one wins whole. Only files of the names
+that a run writes are ever removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from vpmetrics._util.inputs import InputError, describe_error
 
 RESULTS = "results.json"
-_LONGEST_NAME = 50  # letters of the target in the names beside it: file systems allow 255 bytes
+_LONGEST_NAME = 50  # letters of the target in the names next to it: file systems allow 255 bytes
 
 
 def check_output_folder(folder: Path, own_names: Collection[str]) -> None:
@@ -56,7 +56,7 @@ def check_output_folder(folder: Path, own_names: Collection[str]) -> None:
 def replace_folder(folder: Path, contents: Mapping[str, bytes], own_names: Collection[str]) -> None:
     """Write all files into a new folder, and put it in the place of ``folder``."""
     target = folder.resolve()
-    new = _name_beside(target, "new")
+    new = _unique_sibling(target, "new")
     former: list[Path] = []
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +69,7 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes], own_names: Colle
     except OSError as error:
         raise InputError(f"cannot be written ({describe_error(error)})", folder) from None
     finally:
-        # After an end between two renames, what was there and what should be there both stay beside
-        # the target.
+        # After an end between two renames, the former and the new folder both stay.
         is_target_moved = bool(former) and not target.exists()
         for own in () if is_target_moved else (new, *former):
             _remove_own_files(own, own_names)
@@ -81,7 +80,7 @@ def _put_in_place(new: Path, target: Path, former: list[Path]) -> None:
 
     Unless another run has been quicker.
     """
-    aside = _name_beside(target, "old")
+    aside = _unique_sibling(target, "old")
     try:
         target.rename(aside)
         former.append(aside)
@@ -96,7 +95,7 @@ def _put_in_place(new: Path, target: Path, former: list[Path]) -> None:
 
 
 def _remove_own_files(folder: Path, own_names: Collection[str]) -> None:
-    """Remove a folder that this run has made or moved; whatever else somebody put there stays."""
+    """Remove a folder that this run has made or moved; files of other programs stay."""
     with suppress(OSError):
         for name in own_names:
             (folder / name).unlink(missing_ok=True)
@@ -118,9 +117,9 @@ def check_output_file(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file beside the target, and put it in the place of the target."""
+    """Write a file next to the target, and put it in the place of the target."""
     target = path.resolve()
-    new = _name_beside(target, "new")
+    new = _unique_sibling(target, "new")
     try:
         # a device or a pipe, which nothing can be moved over
         if target.exists() and not target.is_file():
@@ -144,8 +143,8 @@ def is_results_file(path: Path) -> bool:
     return isinstance(content, dict) and {"vpmetrics", "systems"} <= content.keys()
 
 
-def _name_beside(target: Path, role: str) -> Path:
-    """Return a name beside the target that no other process has."""
+def _unique_sibling(target: Path, role: str) -> Path:
+    """Return a name next to the target that no other process has."""
     return target.with_name(f"{target.name[:_LONGEST_NAME]}.{role}-{uuid.uuid4().hex[:12]}")
 
 

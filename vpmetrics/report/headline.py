@@ -56,7 +56,7 @@ class Risk:
     def is_shown(self) -> bool:
         """Whether the data show that the risk exceeds chance.
 
-        Where nobody knows the speakers of trials there is no interval, and many trials must exceed
+        Where the speakers of trials are unknown there is no interval, and many trials must exceed
         the upper limit.
         """
         if self.num_speakers == 0:

@@ -159,10 +159,9 @@ def jackknife_scalars(
 
 def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) -> dict[str, Tensor]:
     """Return rank disclosure of each histogram among as many references as it has."""
-    values = {
-        key: histograms.new_full((len(histograms),), torch.nan)
-        for key in ("max_d", "mean_d", "id_rate")
-    }
+    values: dict[str, Tensor] = {}
+    for key in ("max_d", "mean_d", "id_rate"):
+        values[key] = histograms.new_full((len(histograms),), torch.nan)
     for num_references in references.unique().long().tolist():
         rows = (references == num_references).nonzero().flatten()
         if num_references > 1:

@@ -181,7 +181,7 @@ def _name_dataset(system: EvaluatedSystem) -> str:
 
 @contextmanager
 def _naming_the_extra() -> Iterator[None]:
-    """Say what to install where a library of the page is missing.
+    """Name the extra to install where a library of the page is missing.
 
     These are imported late: they are slow to load.
     """
@@ -196,7 +196,7 @@ def _naming_the_extra() -> Iterator[None]:
 
 
 def render_results(content: Content, files: Sequence[str] = ()) -> bytes:
-    """Return the results as JSON; ``files`` are the names of what is written beside them."""
+    """Return the results as JSON; ``files`` are the names of the files written with them."""
     return encode_json(make_results(content.systems, content.run, content.pairs, files))
 
 

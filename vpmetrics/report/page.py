@@ -222,8 +222,8 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         rule=summary.RULE,
         limits_in_words=summary.LIMITS,
         limits=[
-            100 * bits / summary.MOST_BITS
-            for bits in (CONVERSATION.limit_low, CONVERSATION.limit_high)
+            100 * CONVERSATION.limit_low / summary.MOST_BITS,
+            100 * CONVERSATION.limit_high / summary.MOST_BITS,
         ],
         people=people,
         risks=risks,

@@ -61,7 +61,7 @@ _FEW_ENTRIES = 1 << 18  # of embeddings, of which rows after all attacks are kep
 _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 
 
-class Part(Enum):
+class ReportPart(Enum):
     """A part of the report of a condition: a family of numbers of the registry.
 
     Score measures are always computed: every other part needs the scores.
@@ -83,8 +83,10 @@ class Part(Enum):
     CALIBRATION = "calibration"
 
 
-ATTACKED_PARTS = frozenset([Part.ATTACKS, Part.ATTACK_LIMIT, Part.ATTACKED_POPULATION])
-RISK_PARTS = frozenset([Part.FOUND, Part.CONVERSATIONS, Part.WORST_SPEAKER])
+ATTACKED_PARTS = frozenset(
+    [ReportPart.ATTACKS, ReportPart.ATTACK_LIMIT, ReportPart.ATTACKED_POPULATION]
+)
+RISK_PARTS = frozenset([ReportPart.FOUND, ReportPart.CONVERSATIONS, ReportPart.WORST_SPEAKER])
 
 
 @dataclass(frozen=True)
@@ -122,16 +124,18 @@ class ReportSettings:
         """Return whether any number of a condition is needed."""
         return self.families is None or any(name == condition for name, _ in self.families)
 
-    def parts_of(self, condition: str, hidden: Collection[str]) -> frozenset[Part]:
+    def report_parts_of(self, condition: str, hidden: Collection[str]) -> frozenset[ReportPart]:
         """Return the parts that the report of a condition needs.
 
         Speakers should be ``hidden`` in these conditions; others have no risks.
         """
         if self.families is not None:
-            return frozenset(Part(family) for name, family in self.families if name == condition)
+            return frozenset(
+                ReportPart(family) for name, family in self.families if name == condition
+            )
         if condition in hidden:
-            return frozenset(Part)
-        return frozenset(Part) - RISK_PARTS
+            return frozenset(ReportPart)
+        return frozenset(ReportPart) - RISK_PARTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,7 +371,7 @@ class FoldsOfCondition:
 
 
 class _AttackedFolds(Collection[TrialRows]):
-    """Rows of all folds after the fused attack; where they are many, formed anew every time."""
+    """Rows of all folds after the fused attack; where they are many, formed again every time."""
 
     def __init__(self, folds: Sequence[FoldRows], condition: Condition) -> None:
         self._folds = folds
@@ -545,7 +549,7 @@ def compute_population(
     data: EvaluationData,
     condition: Condition,
     settings: ReportSettings,
-    parts: frozenset[Part],
+    parts: frozenset[ReportPart],
     groups: JackknifeGroups | None,
     attacks: FusedAttacker | None,
     attacked: AttacksPart | None,
@@ -560,12 +564,12 @@ def compute_population(
         strongest = attacked.strongest
     rates = PopulationRates(data, protocol, attacks, strongest)
     scalars: dict[str, Tensor] = {}
-    if Part.POPULATION in parts:
+    if ReportPart.POPULATION in parts:
         scalars |= rates(sizes)
         # Conversations of several sessions cannot calibrate each other.
         if condition.name in WITHOUT_SESSIONS:
             scalars |= singling_out_rates(data, protocol, sizes)
-    if Part.ATTACKED_POPULATION in parts:
+    if ReportPart.ATTACKED_POPULATION in parts:
         for key, value in rates.after_strongest_attack(sizes).items():
             scalars[f"{key}_strongest"] = value
     replicates = None

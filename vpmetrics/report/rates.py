@@ -30,7 +30,7 @@ _SINGLED_OUT_BY_CHANCE = math.exp(-1)
 class Search:
     """Who searches for whom: the condition, the attacker and what they have of a person.
 
-    ``gallery``: how many enrolled speakers there are, ``distractors`` of whom have no tests.
+    ``gallery``: the number of enrolled speakers; ``distractors`` of them have no tests.
     """
 
     condition: str
@@ -42,7 +42,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Rate:
-    """How often somebody is found among some people, as a share, and what chance gives.
+    """How often a person is found among some people, as a share, and what chance gives.
 
     ``key``: that of the number, without its condition. ``name``: what happens to the person.
     ``is_extrapolated``: whether there are more people than enrolled speakers.
@@ -113,7 +113,7 @@ def _rates_among_random_others(
 def _rates_in_gallery(
     system: EvaluatedSystem, condition: str, report: ConditionReport
 ) -> list[Rate]:
-    """Return how often somebody is found among all enrolled speakers, and among some of them."""
+    """Return how often a person is found among all enrolled speakers, and among some of them."""
     rates: list[Rate] = []
     num_distractors = 0
     if report.population is not None and report.population.protocol.distractors is not None:

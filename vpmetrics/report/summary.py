@@ -123,7 +123,7 @@ def verdict_of(system: EvaluatedSystem) -> Verdict:
 
 
 def describe_risks(system: EvaluatedSystem) -> list[str]:
-    """Return a sentence on what an attacker learns, and one on how often somebody is found.
+    """Return a sentence on what an attacker learns, and one on how often a person is found.
 
     Each is of the condition where the risk is largest.
     """
@@ -572,7 +572,7 @@ def _join_risk_columns(*texts: str) -> str:
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     """Return one line per system of at most 80 columns, ranked.
 
-    What is learnt of people, and utilities beside it.
+    With the disclosure, and the utilities.
     """
     ranked = sort_by_dataset_and_disclosure(systems)
     names = []

@@ -93,7 +93,9 @@ class Table(NamedTuple):
 
 def clean(text: str) -> str:
     """Return text on one line, without control characters, for readers that would act on them."""
-    printable_text = "".join(letter if letter.isprintable() else " " for letter in text)
+    printable_text = ""
+    for letter in text:
+        printable_text += letter if letter.isprintable() else " "
     return " ".join(printable_text.split())
 
 

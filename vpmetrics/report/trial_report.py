@@ -128,9 +128,10 @@ class ScoredTrials(NamedTuple):
             halves.append(ScoredTrials(self.scores[is_within], self.is_target[is_within]))
         calibrated: list[ScoredTrials] = []
         with suppress_warnings():
-            for own, other in (halves, halves[::-1]):
-                scores = fit_linear_map(other.scores, other.is_target)(own.scores)
-                calibrated.append(ScoredTrials(scores, own.is_target))
+            for half_trials, other_half in (halves, halves[::-1]):
+                calibrate = fit_linear_map(other_half.scores, other_half.is_target)
+                scores = calibrate(half_trials.scores)
+                calibrated.append(ScoredTrials(scores, half_trials.is_target))
         for half_trials in calibrated:
             if len(half_trials.scores) == 0 or bool(half_trials.scores.isnan().any()):
                 return []
