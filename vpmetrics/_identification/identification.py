@@ -381,69 +381,102 @@ class IdentificationReplicates(NamedTuple):
     references: Tensor  # (1 + G,), how many are left
     # (1 + G, N), histograms without inputs of the group, but with its references
     fewer_inputs: Tensor
-    # (5, 1 + G), of 1, of bits above 0, of bits below, of how many are above, and of how many are
-    # linked
+    # (5, 1 + G): the number of inputs, the sum of their bits above 0 and of those below, the number
+    # of inputs with bits above 0, and the number of linked inputs
     sums: Tensor
+
+
+# rows of IdentificationReplicates.sums
+_BITS = slice(0, 4)
+_LINKED = 4
 
 
 class _ReplicateCounter:
     """Ranks and local information without each jackknife group, counted block by block.
 
-    A group that is left out takes along its inputs and its references, which lifts the ranks of
-    other inputs. Row 0 of all counts leaves out no speaker; the last one, of the speakers in no
+    Replicate 0 leaves out no speaker, and replicate ``1 + g`` leaves out group g: its inputs, and
+    its references, which lifts the ranks of other inputs. The last replicate, of the speakers in no
     group, is unused.
+
+    An input that is tied for n ranks adds 1 / n to each of them. So that this takes two additions
+    whatever n is, *rank steps* are added up: 1 / n at the first of these ranks, and -1 / n after
+    the last. The histogram of ranks is their cumulative sum.
     """
 
     def __init__(self, trials: IdentificationTrials, groups: JackknifeGroups) -> None:
         self._trials = trials
-        self._num_rows = groups.num_groups + 2
+        self._num_replicates = groups.num_groups + 2
         self._group_of_reference = groups.find_groups(trials.references.speakers)
-        self._row_of_reference = 1 + self._group_of_reference
-        self._rows = torch.arange(self._num_rows, device=self._row_of_reference.device)
-        self._lost_references = widen(count_values(self._row_of_reference, self._num_rows))
-        # The mass of an input is spread over the ranks it is tied for: a step up before them and a
-        # step down after.
-        num_slots = trials.num_references + 1
-        self._rank_steps = self._lost_references.new_zeros(self._num_rows, num_slots)
-        self._rank_steps_without_inputs = SumsWithoutGroups(
-            groups.num_groups, num_slots, self._rank_steps.dtype, self._rows.device
+        self._replicate_without_reference = 1 + self._group_of_reference  # (N,)
+        self._replicate = torch.arange(
+            self._num_replicates, device=self._replicate_without_reference.device
         )
-        self._sums = self._lost_references.new_zeros(5, self._num_rows)
+        self._num_lost_references = widen(
+            count_values(self._replicate_without_reference, self._num_replicates)
+        )
+        num_slots = trials.num_references + 1
+        self._rank_steps = self._num_lost_references.new_zeros(self._num_replicates, num_slots)
+        self._rank_steps_without_inputs = SumsWithoutGroups(
+            groups.num_groups, num_slots, self._rank_steps.dtype, self._replicate.device
+        )
+        # The rows of IdentificationReplicates.sums.
+        self._sums = self._num_lost_references.new_zeros(5, self._num_replicates)
 
-    def _sum_lost(self, values: Tensor) -> Tensor:
-        """Sum over the references that are left out in each row: ``(b, N)`` to ``(b, rows)``."""
-        sums = values.new_zeros(len(values), self._num_rows)
-        return sums.index_add_(1, self._row_of_reference, values)
+    def _sum_over_lost_references(self, values: Tensor) -> Tensor:
+        """Sum values ``(b, N)`` over the references each replicate leaves out, ``(b, G + 2)``."""
+        sums = values.new_zeros(len(values), self._num_replicates)
+        return sums.index_add_(1, self._replicate_without_reference, values)
 
     def _keeps_input(self, block: ScoreRows) -> Tensor:
-        """Return 1 where a row keeps an input of the block, else 0, ``(b, rows)``."""
-        row_of_input = self._row_of_reference[self._trials.column[block.rows]]
-        return widen(self._trials.usable[block.rows, None] & (self._rows != row_of_input[:, None]))
+        """Return 1 where a replicate keeps an input of the block, else 0, ``(b, G + 2)``."""
+        own_column = self._trials.column[block.rows]
+        replicate_without_input = self._replicate_without_reference[own_column]
+        is_usable = self._trials.usable[block.rows, None]
+        return widen(is_usable & (self._replicate != replicate_without_input[:, None]))
 
     @torch.no_grad()
     def add_ranks(self, block: ScoreRows) -> None:
-        """Count the ranks of some inputs."""
-        is_above = block.scores > block.match + block.rounding
+        """Add the ranks of the inputs of a block, in every replicate.
+
+        Ranks count from 0: the number of references that score higher than the input's own one.
+        """
+        is_above = block.scores > block.match + block.rounding  # (b, N)
         is_tied = (block.scores >= block.match - block.rounding) & ~is_above
-        num_above = is_above.sum(1, keepdim=True)
-        num_tied = is_tied.sum(1, keepdim=True).clamp(min=1)
-        num_above_left = num_above - self._sum_lost(is_above.long())  # (b, rows)
-        num_tied_left = (num_tied - self._sum_lost(is_tied.long())).clamp(min=1)
+        num_above = is_above.sum(1, keepdim=True)  # (b, 1)
+        num_tied = is_tied.sum(1, keepdim=True).clamp(min=1)  # with the own reference
+        # In each replicate, (b, G + 2). Where it leaves out the own reference, these numbers mean
+        # nothing, and keeps_input is 0.
+        num_above_left = num_above - self._sum_over_lost_references(is_above.long())
+        num_tied_left = num_tied - self._sum_over_lost_references(is_tied.long())
+        num_tied_left = num_tied_left.clamp(min=1)
         keeps_input = self._keeps_input(block)
 
-        mass = (keeps_input / num_tied_left).flatten()
-        first_slot = self._rows * self._rank_steps.shape[1] + num_above_left
-        steps = self._rank_steps.view(-1)
-        steps.index_add_(0, first_slot.flatten(), mass)
-        steps.index_add_(0, (first_slot + num_tied_left).flatten(), -mass)
-
-        own_group = self._group_of_reference[self._trials.column[block.rows]][:, None]
-        own_mass = widen(self._trials.usable[block.rows])[:, None] / num_tied
-        self._rank_steps_without_inputs.add(num_above, own_group, values=own_mass)
-        self._rank_steps_without_inputs.add(num_above + num_tied, own_group, values=-own_mass)
-
+        self._add_rank_steps(num_above_left, num_tied_left, keeps_input)
+        self._add_rank_steps_without_inputs(block, num_above, num_tied)
+        # Linked: the own reference comes first, and alone.
         is_linked = (num_above_left == 0) & (num_tied_left == 1)
-        self._sums[4] += (keeps_input * is_linked).sum(0)
+        self._sums[_LINKED] += (keeps_input * is_linked).sum(0)
+
+    def _add_rank_steps(self, num_above: Tensor, num_tied: Tensor, keeps_input: Tensor) -> None:
+        """Add inputs with their ranks in every replicate; all arguments ``(b, G + 2)``."""
+        share = (keeps_input / num_tied).flatten()
+        flat_steps = self._rank_steps.view(-1)
+        num_slots = self._rank_steps.shape[1]
+        first_slot = self._replicate * num_slots + num_above
+        flat_steps.index_add_(0, first_slot.flatten(), share)
+        flat_steps.index_add_(0, (first_slot + num_tied).flatten(), -share)
+
+    def _add_rank_steps_without_inputs(
+        self, block: ScoreRows, num_above: Tensor, num_tied: Tensor
+    ) -> None:
+        """Add inputs with their ranks among all references, ``(b, 1)`` each.
+
+        Without a group, only its inputs are then missing, not its references.
+        """
+        own_group = self._group_of_reference[self._trials.column[block.rows]][:, None]
+        share = widen(self._trials.usable[block.rows])[:, None] / num_tied
+        self._rank_steps_without_inputs.add(num_above, own_group, values=share)
+        self._rank_steps_without_inputs.add(num_above + num_tied, own_group, values=-share)
 
     @torch.no_grad()
     def add_bits(self, block: ScoreRows, centred: CentredScores, slope: Tensor) -> None:
@@ -453,15 +486,17 @@ class _ReplicateCounter:
         top = logits.amax(dim=1, keepdim=True)
         weights = (logits - top).exp()
         match_logit = widen(scaled_slope * (block.match - centred.mean) - top)
-        weights_left = widen(weights.sum(1, keepdim=True)) - widen(self._sum_lost(weights))
-        num_left = self._trials.num_references - self._lost_references
+        weights_left = widen(weights.sum(1, keepdim=True)) - widen(
+            self._sum_over_lost_references(weights)
+        )
+        num_left = self._trials.num_references - self._num_lost_references
         # Rounding may leave less than the weight of the input's own reference.
         mean_weight = torch.maximum(weights_left, match_logit.exp()) / num_left
         keeps_input = self._keeps_input(block)
         bits = keeps_input * (match_logit - mean_weight.log()) / math.log(2)
         is_positive = bits > 16 * torch.finfo(at_least_float32(block.scores).dtype).eps
         positive_bits = torch.where(is_positive, bits, 0)
-        self._sums[:4] += torch.stack(
+        self._sums[_BITS] += torch.stack(
             [keeps_input, positive_bits, bits - positive_bits, widen(is_positive)]
         ).sum(1)
 
@@ -474,7 +509,7 @@ class _ReplicateCounter:
         # Shares of ties may leave rounding below 0.
         return IdentificationReplicates(
             histograms=rank_steps.cumsum(1)[:-1, :-1].clamp(min=0),
-            references=self._trials.num_references - self._lost_references[:-1],
+            references=self._trials.num_references - self._num_lost_references[:-1],
             fewer_inputs=steps_without_inputs.cumsum(1)[:, :-1].clamp(min=0),
             sums=sums[:, :-1],
         )

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 from vpmetrics._identification.beta_binomial import fit_beta_binomial
-from vpmetrics._identification.identification import identify, replicate_ranks
+from vpmetrics._identification.identification import (
+    IdentificationReplicates,
+    identify,
+    replicate_ranks,
+)
 from vpmetrics._identification.references import IdentificationTrials, add_distractors, form_trials
 from vpmetrics._scores.jackknife import JackknifeGroups
 from vpmetrics._scores.scorers import Scoring
@@ -196,37 +200,58 @@ def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[s
 
 
 def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-    """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from ranks ``(M,)``.
+    """Return how often an input's own speaker comes first among N people.
 
-    Ranks are among all references.
+    Args:
+        histogram: ``(M,)``, the number of inputs at each rank among all M references.
+        sizes: Values of N. Rates of more than M people are extrapolated.
+
+    Returns:
+        For every N ``rate_<N>``, and ``chance_<N>``, which is 1 / N; and ``gallery``, which is M.
+        All are NaN, with a warning, for fewer than two references, for no inputs, and where the
+        histogram holds NaN. With two references extrapolated rates are NaN, with a warning.
     """
-    people, counts = len(histogram), widen(histogram)
-    shares = counts / counts.sum()
-    gallery = shares.new_full((), people)
-    rates = dict.fromkeys(sizes, torch.full_like(gallery, torch.nan))
-    if people < 2 or bool(shares.isnan().any()):
-        missing = (
-            f"two references at least, but there are {people}"
-            if people < 2
-            else "inputs, and none that are NaN"
-        )
+    num_references = len(histogram)
+    counts = widen(histogram)
+    rank_shares = counts / counts.sum()
+    gallery = rank_shares.new_full((), num_references)
+    missing = ""
+    if num_references < 2:
+        missing = f"two references at least, but there are {num_references}"
+    elif bool(rank_shares.isnan().any()):
+        missing = "inputs, and none that are NaN"
+    if missing:
         warn_undefined(f"Re-identification needs {missing}.")
         gallery = torch.full_like(gallery, torch.nan)
+        rate_of_size = dict.fromkeys(sizes, gallery)
     else:
-        if people == 2 < max(sizes):
-            warn_undefined(
-                "Rates beyond the references need three of them at least, but there are two."
-            )
-        counted, beyond = [n for n in sizes if n <= people], [n for n in sizes if n > people]
-        rates |= zip(counted, rank_one_rates(shares, counted), strict=True)
-        if beyond:
-            rates |= zip(beyond, _extrapolate_rates(shares, beyond), strict=True)
-    values = {f"rate_{n}": rates[n] for n in sizes}
-    values |= {f"chance_{n}": torch.where(gallery.isnan(), gallery, 1 / n) for n in sizes}
-    return {
-        key: value.to(result_dtype(histogram))
-        for key, value in (values | {"gallery": gallery}).items()
-    }
+        rate_of_size = _rates_of_sizes(rank_shares, sizes)
+
+    values: dict[str, Tensor] = {}
+    for size in sizes:
+        values[f"rate_{size}"] = rate_of_size[size]
+    for size in sizes:
+        values[f"chance_{size}"] = torch.where(gallery.isnan(), gallery, 1 / size)
+    values["gallery"] = gallery
+    dtype = result_dtype(histogram)
+    return {key: value.to(dtype) for key, value in values.items()}
+
+
+def _rates_of_sizes(rank_shares: Tensor, sizes: Sequence[int]) -> dict[int, Tensor]:
+    """Return the rank-1 rate of each size, extrapolated where there are fewer references."""
+    num_references = len(rank_shares)
+    sizes_within = [size for size in sizes if size <= num_references]
+    sizes_beyond = [size for size in sizes if size > num_references]
+    if num_references == 2 and sizes_beyond:
+        warn_undefined(
+            "Rates beyond the references need three of them at least, but there are two."
+        )
+    rates_within = rank_one_rates(rank_shares, sizes_within)
+    rate_of_size = dict(zip(sizes_within, rates_within, strict=True))
+    if sizes_beyond:
+        rates_beyond = _extrapolate_rates(rank_shares, sizes_beyond)
+        rate_of_size.update(zip(sizes_beyond, rates_beyond, strict=True))
+    return rate_of_size
 
 
 def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -275,33 +300,48 @@ def replicate_rates(
     sizes: Sequence[int],
     groups: JackknifeGroups,
 ) -> dict[str, Tensor]:
-    """Return rates of all speakers, then without each group, ``(1 + G,)``.
+    """Return the rates of all speakers, then without each jackknife group, ``(1 + G,)``.
 
-    Only for sizes that need no extrapolation.
+    A rate is the mean over the parts of the data, weighted by their inputs. Parts with fewer than
+    two references have no rate and do not count. Sizes beyond the references of a part are left
+    out: their rates are extrapolated, and the jackknife would miss the error of that model.
     """
-    formed = [
-        (form_population_trials(data, protocol), protocol.scoring) for data, protocol in parts
-    ]
-    formed = [(trials, scoring) for trials, scoring in formed if trials.num_references > 1]
-    fewest = min((trials.num_references for trials, _ in formed), default=0)
-    counted = [size for size in sizes if size <= fewest]
-    # larger sizes are extrapolated, and the jackknife would miss the error of that model
-    if not counted:
+    trials_of_parts: list[tuple[IdentificationTrials, Scoring]] = []
+    for data, protocol in parts:
+        trials = form_population_trials(data, protocol)
+        if trials.num_references > 1:
+            trials_of_parts.append((trials, protocol.scoring))
+    fewest_references = min((trials.num_references for trials, _ in trials_of_parts), default=0)
+    sizes_within = [size for size in sizes if size <= fewest_references]
+    if not sizes_within:
         return {}
-    sums, inputs = [], []
-    for trials, scoring in formed:
+    weighted_rates: list[Tensor] = []
+    weights: list[Tensor] = []
+    for trials, scoring in trials_of_parts:
         replicates = replicate_ranks(trials, scoring, groups)
-        histograms, number = replicates.histograms, replicates.histograms.sum(1)
-        rates = histograms.new_zeros(len(counted), len(histograms))
-        # among as many, or among all who are left
-        for people in replicates.references.unique().long().tolist():
-            rows = replicates.references == people
-            shares = histograms[rows, :people] / number[rows, None]
-            rates[:, rows] = rank_one_rates(shares, [min(size, people) for size in counted]).T
-        inputs.append(number)
-        sums.append(torch.where(number > 0, number * rates, 0))
-    means = torch.stack(sums).sum(0) / torch.stack(inputs).sum(0)
-    return {f"rate_{size}": mean for size, mean in zip(counted, means, strict=True)}
+        num_inputs = replicates.histograms.sum(1)  # (1 + G,)
+        rates = _rank_one_rates_of_replicates(replicates, num_inputs, sizes_within)
+        # The rate of a replicate without inputs is NaN, and must not count.
+        weighted_rates.append(torch.where(num_inputs > 0, num_inputs * rates, 0))
+        weights.append(num_inputs)
+    means = torch.stack(weighted_rates).sum(0) / torch.stack(weights).sum(0)
+    return {f"rate_{size}": mean for size, mean in zip(sizes_within, means, strict=True)}
+
+
+def _rank_one_rates_of_replicates(
+    replicates: IdentificationReplicates, num_inputs: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """Return the rank-1 rate of each size in each replicate, ``(sizes, 1 + G)``."""
+    histograms = replicates.histograms
+    rates = histograms.new_zeros(len(sizes), len(histograms))
+    # Replicates with the same number of references left have ranks of the same range.
+    for num_left in replicates.references.unique().long().tolist():
+        is_chosen = replicates.references == num_left
+        rank_shares = histograms[is_chosen, :num_left] / num_inputs[is_chosen, None]
+        # Where fewer people are left than a size asks for, all of them are the gallery.
+        sizes_left = [min(size, num_left) for size in sizes]
+        rates[:, is_chosen] = rank_one_rates(rank_shares, sizes_left).T
+    return rates
 
 
 @dataclass(frozen=True, eq=False)
