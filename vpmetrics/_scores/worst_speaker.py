@@ -109,7 +109,8 @@ def _index_speakers(rows: TrialRows) -> _SpeakerRows:
         test_speaker,
         num_rows.cumsum(0) - num_rows,
         num_rows,
-        partition.unique(return_inverse=True)[1],
+        # Speakers of a partition are adjacent: numbered in their order, whatever they are called.
+        partition.unique_consecutive(return_inverse=True)[1],
         label,
         rows.has_same_rows,
     )

@@ -18,9 +18,9 @@ Example:
     ...     values = StrongestAttack(attacks=[attack])(
     ...         voices.original, voices.protected["B2u"], voices.speakers
     ...     )
-    ...     print(f"{attack.name}: {values['d_ece_strongest']:.2f} bit")
-    plain: 0.16 bit
-    canonical correlation: 0.39 bit
+    ...     print(f"{attack.name}: {values['d_ece_strongest']:.1f} bit")
+    plain: 0.2 bit
+    canonical correlation: 0.4 bit
 """
 
 from vpmetrics.attacks.base import Attack, LinearAttack, TunedAttack

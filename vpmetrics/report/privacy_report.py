@@ -365,7 +365,7 @@ def _join_jackknives(
             changes[key] = value - scalars[key]
     keys = [key for key in disclosure_keys(conditions, scalars) if key in changes]
     if keys:
-        largest = max(keys, key=lambda key: float(scalars[key]))
+        largest = max(keys, key=lambda key: scalars[key].item())
         changes["disclosure"] = changes[largest]
         if largest in bias:
             bias["disclosure"] = bias[largest]

@@ -132,9 +132,9 @@ def largest_key(
     known_keys = [name for name in computed_keys if _is_known(name, scalars)]
     if not known_keys:
         return None
-    largest = max(known_keys, key=lambda name: float(scalars[name]))
+    largest = max(known_keys, key=lambda name: scalars[name].item())
     is_one_unknown = len(known_keys) < len(computed_keys)
-    if is_one_unknown and float(scalars[largest]) <= UPPER_LIMITS[key]:
+    if is_one_unknown and scalars[largest].item() <= UPPER_LIMITS[key]:
         return None
     return largest
 
