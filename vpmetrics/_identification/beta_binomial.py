@@ -14,8 +14,11 @@ from vpmetrics._util.validation import check_histogram_shape
 
 # Natural logarithms of the smallest and largest alpha and beta tried. Beyond, the distribution has
 # reached its limits: a mixture of the first and the last rank below, a binomial above.
-_LOWEST, _HIGHEST = -24.0, 16.0
-_GRID, _ZOOMS, _BISECTIONS = 41, 3, 36
+_LOWEST = -24.0
+_HIGHEST = 16.0
+_GRID = 41
+_ZOOMS = 3
+_BISECTIONS = 36
 # scale from which the spacing of groups of offsets grows, as log1p(offset / 256)
 _RESOLUTION = 256.0
 
@@ -77,10 +80,10 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
         return BetaBinomialFit(
             torch.full_like(shares, torch.nan, dtype=dtype), undefined, undefined
         )
-    first = shares[..., 0]
-    is_certain = first >= 1
+    rank_one_share = shares[..., 0]
+    is_certain = rank_one_share >= 1
     # A harmless stand-in where no fit is needed, so that no NaN enters the gradient of the others.
-    is_usable = torch.isfinite(first) & ~is_certain
+    is_usable = torch.isfinite(rank_one_share) & ~is_certain
     fitted = torch.where(is_usable.unsqueeze(-1), shares, 1 / (n + 1))
     with torch.no_grad():
         log_a, log_b = _search_grid(fitted)
@@ -231,22 +234,22 @@ def _improve_by_newton(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Te
     tails_of_first = _tails_of_shares(only_first_rank)
     # Of the likelihood, and of the logarithm of the first rank's probability.
     likelihood = _derive_log_likelihood(_tails_of_shares(shares), log_a, log_b)
-    first = _derive_log_likelihood(tails_of_first, log_a, log_b)
+    first_rank = _derive_log_likelihood(tails_of_first, log_a, log_b)
     log_first_share = torch.where(has_first_rank, shares[..., 0], 1.0).log()
     gap = _log_likelihood(tails_of_first, log_a, log_b) - log_first_share
     with torch.no_grad():
-        multiplier = torch.where(has_first_rank, likelihood.b / first.b, 0.0)
-        aa = likelihood.aa - multiplier * first.aa
-        ab = likelihood.ab - multiplier * first.ab
-        bb = likelihood.bb - multiplier * first.bb
+        multiplier = torch.where(has_first_rank, likelihood.b / first_rank.b, 0.0)
+        aa = likelihood.aa - multiplier * first_rank.aa
+        ab = likelihood.ab - multiplier * first_rank.ab
+        bb = likelihood.bb - multiplier * first_rank.bb
         # How beta follows alpha along the curve, and how the likelihood bends along it.
-        follow = torch.where(has_first_rank, -first.a / first.b, -ab / bb)
+        follow = torch.where(has_first_rank, -first_rank.a / first_rank.b, -ab / bb)
         bend = aa + 2 * follow * ab + follow.square() * bb
         # With two ranks the constraint alone decides, and the likelihood is constant along the
         # curve.
         is_curved = (bend < 0) & (shares.shape[-1] > 2)
         bend = torch.where(is_curved, bend, -torch.inf)
-    onto_curve = torch.where(has_first_rank, -gap / first.b, -likelihood.b / bb)
+    onto_curve = torch.where(has_first_rank, -gap / first_rank.b, -likelihood.b / bb)
     slope_along = likelihood.a + follow * likelihood.b + (ab + follow * bb) * onto_curve
     along = -slope_along / bend
     # Alpha stays where it is if it ran into the end of the grid, or if the step is not the small

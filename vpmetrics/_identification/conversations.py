@@ -224,8 +224,8 @@ def _group_by_session(
 
 def _number_combinations(labels: Sequence[Tensor]) -> tuple[Tensor, int]:
     """Return a number for the labels ``(N,)`` that each row combines, and how many there are."""
-    number = torch.stack(list(labels)).unique(dim=1, return_inverse=True)[1]
-    return number, int(number.amax()) + 1
+    combination_of_row = torch.stack(list(labels)).unique(dim=1, return_inverse=True)[1]
+    return combination_of_row, int(combination_of_row.amax()) + 1
 
 
 def _keep_one_version(
@@ -306,8 +306,8 @@ def _find_next_speaker(enrolment: _Layout, conversation: Tensor) -> Tensor:
         next_speaker[members] = members.roll(-1)
     own_speaker = speaker[conversation]
     other_speaker = next_speaker[own_speaker]
-    place = (conversation - start[own_speaker]) % num_conversations[other_speaker]
-    return torch.where(other_speaker == own_speaker, -1, start[other_speaker] + place)
+    number_in_speaker = (conversation - start[own_speaker]) % num_conversations[other_speaker]
+    return torch.where(other_speaker == own_speaker, -1, start[other_speaker] + number_in_speaker)
 
 
 def score_conversations(
@@ -460,8 +460,8 @@ def _pair_own(enrolment: _Layout, test: _Layout, is_same_side: bool) -> Tensor:
     test_conversation = torch.arange(len(num_pairs), device=num_pairs.device)
     column = torch.repeat_interleave(test_conversation, num_pairs)
     pair = torch.arange(len(column), device=column.device)
-    place = pair - (num_pairs.cumsum(0) - num_pairs)[column]
-    own_pairs = torch.stack([start[column] + place, column])
+    number_in_speaker = pair - (num_pairs.cumsum(0) - num_pairs)[column]
+    own_pairs = torch.stack([start[column] + number_in_speaker, column])
     if is_same_side:
         return own_pairs[:, own_pairs[0] < own_pairs[1]]
     return own_pairs

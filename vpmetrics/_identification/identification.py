@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 _MOST_SCORES = 1 << 19  # that slopes are fitted on
 # up to this number of speakers, each is a fold; with more there are ten folds
-_MOST_FOLDS, _FOLDS = 256, 10
+_MOST_FOLDS = 256
+_FOLDS = 10
 _PERMUTATIONS = 4  # of speakers, for chance levels
 _MASKED_SCORES = 1 << 20  # that are compared at once: their masks stay in a cache
 
@@ -68,13 +69,15 @@ def identify_condition(
 
     Of the first where no group has two.
     """
-    every = [form_condition_trials(part, condition, distractors) for part in data.by_group()]
-    # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
-    with_ranks = [trials for trials in every if trials.num_references > 1]
-    return [
-        identify(trials, scoring, has_bits=has_bits, **options)
-        for trials in with_ranks or every[:1]
+    trials_by_partition = [
+        form_condition_trials(partition_data, condition, distractors)
+        for partition_data in data.by_group()
     ]
+    # A partition of one speaker has no ranks; its NaN must not reach the values of all partitions.
+    trials_with_ranks = [trials for trials in trials_by_partition if trials.num_references > 1]
+    if not trials_with_ranks:
+        trials_with_ranks = trials_by_partition[:1]
+    return [identify(trials, scoring, has_bits=has_bits, **options) for trials in trials_with_ranks]
 
 
 def identify(
@@ -98,14 +101,10 @@ def identify(
         columns = _rotate_columns(trials)
     bits_columns = columns[:2]
     sums = trials.references.sums
-    slopes = None
-    if has_bits and slope is not None:
-        slopes = torch.as_tensor(slope, device=sums.device).expand(bits_columns.shape)
-    elif has_bits:
-        with torch.no_grad():
-            slopes = _cross_fit_slopes(trials, scoring, bits_columns)
+    slopes = _resolve_slopes(trials, scoring, slope, bits_columns) if has_bits else None
     ranks = sums.new_zeros(len(columns), 3, len(trials.inputs))
-    bits = sums.new_full(bits_columns.shape, 0 if num_references > 1 else torch.nan)
+    bits_of_nothing = 0 if num_references > 1 else torch.nan
+    bits = sums.new_full(bits_columns.shape, bits_of_nothing)
     counter = None if groups is None else _ReplicateCounter(trials, groups)
     for block in score_inputs(trials, scoring):
         matches = block.scores.gather(1, columns[:, block.rows].T).T.unsqueeze(2)  # (K, b, 1)
@@ -115,13 +114,13 @@ def identify(
         if slopes is None or num_references < 2:
             continue
         centred = centre_rows(block.scores, block.rounding)
-        for number, match in enumerate(matches[: len(bits)]):
-            slope_of_input = slopes[number, block.rows].to(match.dtype).unsqueeze(1)
+        for permutation, match in enumerate(matches[: len(bits)]):
+            slope_of_input = slopes[permutation, block.rows].to(match.dtype).unsqueeze(1)
             # Divide the slope by the deviation, not every score: fewer operations.
             weight = slope_of_input / centred.deviation
             bits_of_input = local_bits(centred.scores, match - centred.mean, weight)
-            bits[number, block.rows] = widen(bits_of_input)
-            if counter is not None and number == 0:
+            bits[permutation, block.rows] = widen(bits_of_input)
+            if counter is not None and permutation == 0:
                 counter.add_bits(block, centred, slope_of_input)
     ranks, bits = trials.processes.all_reduce(ranks, bits)
     histograms = count_ranks(trials, ranks)
@@ -145,16 +144,30 @@ def identify(
     )
 
 
+def _resolve_slopes(
+    trials: IdentificationTrials,
+    scoring: Scoring,
+    slope: float | Tensor | None,
+    true_columns: Tensor,
+) -> Tensor:
+    """Return the slope of each input and column ``(K, B)``: the given one, or cross-fitted."""
+    if slope is None:
+        with torch.no_grad():
+            return _cross_fit_slopes(trials, scoring, true_columns)
+    device = trials.references.sums.device
+    return torch.as_tensor(slope, device=device).expand(true_columns.shape)
+
+
 def _rotate_columns(trials: IdentificationTrials) -> Tensor:
     """Return the column of each input's speaker, and then those of permuted speakers, ``(K, B)``.
 
     The next speakers with trials, for the chance level.
     """
     order = order_references(trials)
-    place = order.argsort()[trials.column]
+    position = order.argsort()[trials.column]  # of the own speaker in this order
     num_shifts = 1 + min(_PERMUTATIONS, trials.num_references - 1)
     shifts = torch.arange(num_shifts, device=order.device)
-    return order[(place + shifts[:, None]) % trials.num_references]
+    return order[(position + shifts[:, None]) % trials.num_references]
 
 
 def order_references(trials: IdentificationTrials) -> Tensor:
@@ -200,7 +213,10 @@ def standardize_scores(scores: Tensor) -> Tensor:
 def centre_rows(scores: Tensor, rounding: Tensor) -> CentredScores:
     """Return scores less the mean of each row; they are overwritten if no gradient is needed."""
     mean = scores.mean(dim=1, keepdim=True)
-    centred = scores - mean if scores.requires_grad else scores.sub_(mean)
+    if scores.requires_grad:
+        centred = scores - mean
+    else:
+        centred = scores.sub_(mean)
     norm = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
     deviation = norm / math.sqrt(max(1, centred.shape[1]))
     return CentredScores(centred, mean, deviation.masked_fill(~(deviation > rounding), torch.inf))
@@ -213,17 +229,21 @@ def _cross_fit_slopes(
 
     True columns ``(K, B)`` give slopes of the same shape.
     """
-    count, num_references = len(trials.inputs), trials.num_references
+    count = len(trials.inputs)
+    num_references = trials.num_references
     if num_references < 2 or count == 0:
         return trials.references.anchor.new_full(true_columns.shape, torch.nan)
     order = order_references(trials)
-    place = order.argsort()[trials.column]
+    position = order.argsort()[trials.column]  # of the own speaker in this order
     stride = min(-(-count * num_references // _MOST_SCORES), num_references)
     # The references used start elsewhere for every speaker, so that all of them take part.
     steps = stride * torch.arange(num_references // stride, device=order.device)
-    chosen = order[(place * 7919 % stride).unsqueeze(1) + steps]  # (B, n)
+    chosen = order[(position * 7919 % stride).unsqueeze(1) + steps]  # (B, n)
     # Speakers with trials come first in this order, so that every fold has as many of them.
-    num_folds = num_references if num_references <= _MOST_FOLDS else _FOLDS
+    if num_references <= _MOST_FOLDS:
+        num_folds = num_references
+    else:
+        num_folds = _FOLDS
     dtype = at_least_float32(trials.inputs[:0]).dtype
     z = torch.zeros(chosen.shape, dtype=dtype, device=order.device)
     matches = z.new_zeros(count, len(true_columns))
@@ -234,12 +254,12 @@ def _cross_fit_slopes(
         z[block.rows] = (scores_of_chosen / centred.deviation).to(dtype)
         matches[block.rows] = (scores_of_match / centred.deviation).to(dtype)
     z, matches = trials.processes.all_reduce(z, matches)
-    fold = torch.where(trials.usable, place % num_folds, num_folds)
+    fold = torch.where(trials.usable, position % num_folds, num_folds)
     slopes: list[Tensor] = []
     for column, match in zip(true_columns, matches.T, strict=True):
         is_match = chosen == column[:, None]
         slope_of_fold = fit_logistic_slopes(z, is_match, match[:, None], fold, num_folds)
-        slopes.append(slope_of_fold[place % num_folds])
+        slopes.append(slope_of_fold[position % num_folds])
     return torch.stack(slopes)
 
 
@@ -253,7 +273,8 @@ def _histogram_of_soft_ranks(
     references = trials.num_references
     histogram = trials.references.sums.new_zeros(references)
     for block in score_inputs(trials, scoring, is_distributed=False):
-        scores, match = widen(block.scores), widen(block.match)
+        scores = widen(block.scores)
+        match = widen(block.match)
         width = bandwidth * scores.detach().std(dim=1, correction=0, keepdim=True)
         width = torch.maximum(width, widen(block.rounding))
         width = torch.where(width == 0, 1, width)  # all scores are equal, as for an input of zeros
@@ -319,7 +340,8 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
 
     An input with ties has the mean over the ranks it is tied for.
     """
-    counts, ranks = widen(histogram), len(histogram)
+    counts = widen(histogram)
+    ranks = len(histogram)
     if ranks < 2:
         return counts.new_full((len(above),), torch.nan)
     shares = ranks * counts / counts.sum()
@@ -527,8 +549,9 @@ def replicate_ranks(
 
 def add_padded_histograms(histograms: Sequence[Tensor]) -> Tensor:
     """Return inputs per rank, added over groups; short histograms are padded with zeros."""
-    most = max(map(len, histograms))
-    return torch.stack([pad(each, (0, most - len(each))) for each in histograms]).sum(0)
+    most_ranks = max(map(len, histograms))
+    padded = [pad(histogram, (0, most_ranks - len(histogram))) for histogram in histograms]
+    return torch.stack(padded).sum(0)
 
 
 def mean_over_groups(values: Sequence[dict[str, Tensor]], inputs: Tensor) -> dict[str, Tensor]:
@@ -538,12 +561,12 @@ def mean_over_groups(values: Sequence[dict[str, Tensor]], inputs: Tensor) -> dic
     """
     if len(values) == 1:
         return values[0]
-    stacked = {key: torch.stack([each[key] for each in values]) for key in values[0]}
-    mean = {
-        key: torch.where(inputs > 0, column * inputs, 0).sum(0) / inputs.sum(0)
-        for key, column in stacked.items()
-    }
-    if "max_d" in mean:
-        largest = torch.where(inputs > 0, stacked["max_d"], -torch.inf).amax(0)
-        mean["max_d"] = torch.where(inputs.sum(0) > 0, largest, torch.nan)
-    return mean
+    means = {}
+    for key in values[0]:
+        column = torch.stack([values_of_group[key] for values_of_group in values])
+        if key == "max_d":
+            largest = torch.where(inputs > 0, column, -torch.inf).amax(0)
+            means[key] = torch.where(inputs.sum(0) > 0, largest, torch.nan)
+        else:
+            means[key] = torch.where(inputs > 0, column * inputs, 0).sum(0) / inputs.sum(0)
+    return means

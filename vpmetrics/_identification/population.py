@@ -59,19 +59,25 @@ def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
     """
     order = lexsort_columns(places, groups)
     _, counts = torch.unique_consecutive(groups[order], return_counts=True)
-    kept = places[order] < (counts // length * length).repeat_interleave(counts)
-    return order[kept].view(-1, length)
+    num_used = counts // length * length  # (groups,)
+    is_used = places[order] < num_used.repeat_interleave(counts)
+    return order[is_used].view(-1, length)
 
 
 def average_members(embeddings: Tensor, members: Tensor) -> Tensor:
     """Return the mean of the rows of each conversation, ``(C, D)``, for members ``(C, L)``."""
     if members.shape[1] == 1:
         return embeddings[members[:, 0]]
+    # Up to 4M entries at once, 32 MB in double precision.
+    entries_per_conversation = members.shape[1] * embeddings.shape[1]
+    conversations_at_once = max(1, 2**22 // max(1, entries_per_conversation))
     means = [embeddings[:0]]
-    for part in members.split(max(1, 2**22 // max(1, members.shape[1] * embeddings.shape[1]))):
+    for rows in members.split(conversations_at_once):
         # Deviations from the first row, so that the mean of equal rows is that row to the last bit.
-        first, every = widen(embeddings[part[:, 0]]), widen(embeddings[part])
-        means.append((first + (every - first.unsqueeze(1)).mean(dim=1)).to(embeddings.dtype))
+        first_member = widen(embeddings[rows[:, 0]])  # (c, D)
+        all_members = widen(embeddings[rows])  # (c, L, D)
+        mean_deviation = (all_members - first_member.unsqueeze(1)).mean(dim=1)
+        means.append((first_member + mean_deviation).to(embeddings.dtype))
     return torch.cat(means)
 
 
@@ -145,16 +151,14 @@ def _least_by_recording(values: Tensor, recording_of_row: Tensor, num_recordings
 
 
 def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
-    """Return the side called ``name`` with embeddings mapped by the attack.
-
-    As it is without one.
-    """
+    """Return the side called ``name`` with embeddings mapped by the attack, if there is one."""
     if attack is None:
         return side
-    original, protected = attack.attack(
-        *((side.embeddings, None) if name == "original" else (None, side.embeddings))
-    )
-    return replace(side, embeddings=original if name == "original" else protected)
+    if name == "original":
+        embeddings, _ = attack.attack(side.embeddings, None)
+    else:
+        _, embeddings = attack.attack(None, side.embeddings)
+    return replace(side, embeddings=embeddings)
 
 
 def reidentification_rates(
@@ -166,36 +170,44 @@ def reidentification_rates(
 
     All are of one part of the data.
     """
-    rates, weights = [], []
+    rates_by_partition = []
+    num_inputs = []
     for data, protocol in parts:
         trials = form_population_trials(data, protocol)
         histogram = identify(trials, protocol.scoring, has_bits=False).histogram
-        values = rates_of_histogram(histogram, sizes)
+        rates = rates_of_histogram(histogram, sizes)
         if not is_extrapolated:  # NaN for more people than there are references
-            beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
-            values |= {key: torch.full_like(values[key], torch.nan) for key in beyond}
-        rates.append(values)
-        weights.append(histogram.detach().sum())
-    return average_rates(rates, torch.stack(weights))
+            extrapolated_keys = [f"rate_{size}" for size in sizes if size > len(histogram)]
+            for key in extrapolated_keys:
+                rates[key] = torch.full_like(rates[key], torch.nan)
+        rates_by_partition.append(rates)
+        num_inputs.append(histogram.detach().sum())
+    return average_rates(rates_by_partition, torch.stack(num_inputs))
 
 
-def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    """Return means over groups with a value, by weight ``(g,)``, and their errors.
+def average_rates(
+    rates_by_partition: Sequence[dict[str, Tensor]], weights: Tensor
+) -> dict[str, Tensor]:
+    """Return the mean of each rate over the partitions that have a value.
 
-    Of ``gallery`` the least.
+    ``weights`` ``(g,)``: one per partition. Of ``gallery`` it is the least, of a standard error the
+    error of the mean.
     """
-    if len(parts) == 1:
-        return parts[0]
+    if len(rates_by_partition) == 1:
+        return rates_by_partition[0]
     means = {}
-    for key in parts[0]:
-        values = torch.stack([part[key] for part in parts])
-        if key == "gallery":  # beyond it, one of the groups at least is extrapolated
+    for key in rates_by_partition[0]:
+        values = torch.stack([rates[key] for rates in rates_by_partition])
+        if key == "gallery":  # beyond it, one of the partitions at least is extrapolated
             smallest = values.nan_to_num(torch.inf).amin()
             means[key] = torch.where(smallest.isinf(), torch.nan, smallest)
             continue
         share = torch.where(values.isnan(), 0, weights.to(values))
         weighted = share / share.sum() * values.nan_to_num(0)
-        means[key] = weighted.square().sum().sqrt() if key.endswith("_error") else weighted.sum()
+        if key.endswith("_error"):
+            means[key] = weighted.square().sum().sqrt()
+        else:
+            means[key] = weighted.sum()
     return means
 
 
@@ -259,12 +271,14 @@ def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
     The share of inputs per rank is ``(..., M)``.
     """
-    people = rank_shares.shape[-1]
-    left = people - torch.arange(1, people, dtype=rank_shares.dtype, device=rank_shares.device)
-    others = rank_shares.new_tensor(sizes).unsqueeze(1) - 1
-    # The chance of a rank follows from the one before by a factor, so no binomial coefficient is
-    # formed.
-    chances = torch.log1p(-(others / left).clamp(max=1)).cumsum(dim=1).exp()
+    num_references = rank_shares.shape[-1]
+    rank = torch.arange(1, num_references, dtype=rank_shares.dtype, device=rank_shares.device)
+    num_others_left = num_references - rank  # (M - 1,), of which the next is above
+    num_drawn = rank_shares.new_tensor(sizes).unsqueeze(1) - 1  # beside the own speaker, (sizes, 1)
+    # The chance that no reference above is drawn. That of a rank follows from the one before by a
+    # factor, so no binomial coefficient is formed.
+    log_factors = torch.log1p(-(num_drawn / num_others_left).clamp(max=1))
+    chances = log_factors.cumsum(dim=1).exp()
     return rank_shares[..., :1] + rank_shares[..., 1:] @ chances.mT
 
 
@@ -273,16 +287,23 @@ def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
     They follow from a beta-binomial fit to the ranks.
     """
-    people, is_certain = len(rank_shares), rank_shares[0] >= 1
+    num_references = len(rank_shares)
+    is_certain = rank_shares[0] >= 1
     fit = fit_beta_binomial(rank_shares)
-    first = torch.where(is_certain, 0.5, fit.probabilities[0])
+    rank_one_share = torch.where(is_certain, 0.5, fit.probabilities[0])
+    # A fit with an alpha above 1 is replaced by alpha 1, with the same share of the first rank.
     keeps_fit = (fit.alpha <= 1) & ~is_certain
     alpha = torch.where(keeps_fit, fit.alpha, 1.0)
-    beta = torch.where(keeps_fit, fit.beta, first * (people - 1) / (1 - first))
-    drawn = torch.tensor(sizes, dtype=rank_shares.dtype, device=rank_shares.device) - 1
-    fall = _log_gamma_ratio(beta + drawn, alpha) - _log_gamma_ratio(beta + people - 1, alpha)
-    rates = torch.where(is_certain, 1.0, first * (-fall).exp())
-    return rates if people > 2 else torch.full_like(rates, torch.nan)
+    beta_of_alpha_one = rank_one_share * (num_references - 1) / (1 - rank_one_share)
+    beta = torch.where(keeps_fit, fit.beta, beta_of_alpha_one)
+    num_drawn = torch.tensor(sizes, dtype=rank_shares.dtype, device=rank_shares.device) - 1
+    log_ratio_of_sizes = _log_gamma_ratio(beta + num_drawn, alpha)
+    log_ratio_of_references = _log_gamma_ratio(beta + num_references - 1, alpha)
+    log_fall = log_ratio_of_sizes - log_ratio_of_references
+    rates = torch.where(is_certain, 1.0, rank_one_share * (-log_fall).exp())
+    if num_references > 2:
+        return rates
+    return torch.full_like(rates, torch.nan)
 
 
 def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
@@ -290,7 +311,8 @@ def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
 
     Differences of lgamma cancel.
     """
-    near, far = 1 / y, 1 / (y + a)
+    near = 1 / y
+    far = 1 / (y + a)
     series = (far - near) / 12 - (far**3 - near**3) / 360 + (far**5 - near**5) / 1260
     return (y - 0.5) * torch.log1p(a / y) + a * (torch.log(y + a) - 1) + series
 
@@ -359,7 +381,8 @@ class PopulationRates:
     def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """Return what :class:`vpmetrics.ReidentificationRate` returns."""
         protocol = self.protocol._replace(utterances=utterances)
-        return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes)
+        data_and_protocols = [(partition_data, protocol) for partition_data in self.data.by_group()]
+        return reidentification_rates(data_and_protocols, sizes)
 
     def after_strongest_attack(
         self, sizes: Sequence[int], utterances: int = 1
@@ -369,14 +392,13 @@ class PopulationRates:
         NaN for more people than a fold of speakers has.
         """
         # People are searched among their fold, since the attack has seen all others.
-        if parts := self._attacked_folds(utterances):
-            return reidentification_rates(parts, sizes, is_extrapolated=False)
-        unknown = torch.tensor(torch.nan)
-        return (
-            dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown)
-            if self.attacks
-            else {}
-        )
+        attacked_folds = self._attacked_folds(utterances)
+        if attacked_folds:
+            return reidentification_rates(attacked_folds, sizes, is_extrapolated=False)
+        if self.attacks:
+            keys = [*(f"rate_{size}" for size in sizes), "gallery"]
+            return dict.fromkeys(keys, torch.tensor(torch.nan))
+        return {}
 
     def _attacked_folds(
         self, utterances: int = 1
@@ -392,9 +414,10 @@ class PopulationRates:
 
     def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:
         """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
-        plain = replicate_rates(
-            [(part, self.protocol) for part in self.data.by_group()], sizes, groups
-        )
+        data_and_protocols = [
+            (partition_data, self.protocol) for partition_data in self.data.by_group()
+        ]
+        plain = replicate_rates(data_and_protocols, sizes, groups)
         attacked = replicate_rates(self._attacked_folds(), sizes, groups)
         return plain | {f"{key}_strongest": value for key, value in attacked.items()}
 
@@ -405,4 +428,6 @@ class PopulationRates:
         """
         _, test = form_enrolment_and_conversations(self.data, self.protocol)
         counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
-        return int(counts.median()) if len(counts) else 0
+        if len(counts) == 0:
+            return 0
+        return int(counts.median())

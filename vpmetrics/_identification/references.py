@@ -136,8 +136,14 @@ def validate_and_form_trials(
     """Validate the arguments of an identification and form its trials."""
     if references is None and reference_speakers is not None:
         raise ValueError("Expected `references` along with `reference_speakers`, but got None.")
-    vectors = inputs if references is None else references
-    names = speakers if reference_speakers is None else reference_speakers
+    if references is None:
+        vectors = inputs
+    else:
+        vectors = references
+    if reference_speakers is None:
+        names = speakers
+    else:
+        names = reference_speakers
     check_utterances("inputs", inputs, "speakers", speakers)
     check_utterances("references", vectors, "reference_speakers", names)
     check_same_device("inputs", inputs, "references", vectors)
@@ -149,17 +155,31 @@ def validate_and_form_trials(
     # Without `reference_speakers`, row i of the references is the utterance of input i.
     # References in canonical order; inputs stay in theirs, which is that of the results.
     is_paired = reference_speakers is None
-    order = order_rows(vectors, inputs) if is_paired else order_rows(vectors)
+    if is_paired:
+        order = order_rows(vectors, inputs)
+    else:
+        order = order_rows(vectors)
     labels, input_speaker = torch.unique(torch.cat([names, speakers]), return_inverse=True)
     reference_speaker, input_speaker = input_speaker.split([len(names), len(speakers)])
     hashes_of_references = sum_hashes(hash_rows(vectors), reference_speaker, len(labels))
     hashes_of_inputs = sum_hashes(hash_rows(inputs), input_speaker, len(labels))
-    number = number_sets(hashes_of_references, hashes_of_inputs)
-    enrolment = Utterances(vectors[order], names[order], order, number[reference_speaker[order]])
-    test = Utterances(
-        inputs, speakers, torch.arange(len(inputs), device=inputs.device), number[input_speaker]
+    # Speakers numbered by their rows, so that their order does not depend on labels.
+    index_of_label = number_sets(hashes_of_references, hashes_of_inputs)
+    enrolment = Utterances(
+        embeddings=vectors[order],
+        speakers=names[order],
+        ids=order,
+        speaker_index=index_of_label[reference_speaker[order]],
     )
-    return form_trials(enrolment, test, order.argsort() if is_paired else None)
+    test = Utterances(
+        embeddings=inputs,
+        speakers=speakers,
+        ids=torch.arange(len(inputs), device=inputs.device),
+        speaker_index=index_of_label[input_speaker],
+    )
+    if is_paired:
+        return form_trials(enrolment, test, enrolment_row=order.argsort())
+    return form_trials(enrolment, test)
 
 
 def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Utterances:
@@ -173,23 +193,34 @@ def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Uttera
     if vectors.shape[1] != enrolment.embeddings.shape[1]:
         expected = f"{enrolment.embeddings.shape[1]} columns, as the embeddings have"
         raise ValueError(f"Expected `distractors` to have {expected}, but got {vectors.shape[1]}.")
-    number = torch.arange(len(vectors), device=vectors.device)
+    distractor_index = torch.arange(len(vectors), device=vectors.device)
 
     def number_after(column: Tensor) -> Tensor:
-        first_new = column.amax() + 1 if len(column) else column.new_zeros(())
-        return torch.cat([column, first_new + number])
+        if len(column):
+            first_new = column.amax() + 1
+        else:
+            first_new = column.new_zeros(())
+        return torch.cat([column, first_new + distractor_index])
 
     # Labels of speakers are never negative numbers of strings, and rarely numbers below 0.
-    lowest = enrolment.speakers.amin().clamp(max=0) if len(enrolment.speakers) else 0
-    zeros = torch.zeros_like(number)
-    sessions = None if enrolment.sessions is None else torch.cat([enrolment.sessions, zeros])
-    groups = None if enrolment.groups is None else torch.cat([enrolment.groups, zeros])
+    lowest: Tensor | int = 0
+    if len(enrolment.speakers):
+        lowest = enrolment.speakers.amin().clamp(max=0)
+    zeros = torch.zeros_like(distractor_index)
+    if enrolment.sessions is None:
+        sessions = None
+    else:
+        sessions = torch.cat([enrolment.sessions, zeros])
+    if enrolment.groups is None:
+        groups = None
+    else:
+        groups = torch.cat([enrolment.groups, zeros])
     is_reference = enrolment.is_reference
     if is_reference is not None:
         is_reference = torch.cat([is_reference, torch.ones_like(zeros, dtype=torch.bool)])
     return Utterances(
         embeddings=torch.cat([enrolment.embeddings, vectors]),
-        speakers=torch.cat([enrolment.speakers, lowest - 1 - number]),
+        speakers=torch.cat([enrolment.speakers, lowest - 1 - distractor_index]),
         ids=number_after(enrolment.ids),
         speaker_index=number_after(enrolment.speaker_index),
         is_reference=is_reference,
@@ -229,54 +260,58 @@ def form_trials(
     references, unit_codes, unit_of_row = _build_references(enrolment, by_session)
     finite = is_finite_everywhere(test.embeddings) & is_finite_everywhere(enrolment.embeddings)
     column = find_indices(references.speakers, test.speakers)
-    usable, column = column >= 0, column.clamp(min=0)
+    usable = column >= 0
+    column = column.clamp(min=0)
     if len(references.speakers) == 0:
-        none = column.new_zeros(0)
+        no_input = column.new_zeros(0)
         return IdentificationTrials(
-            test.embeddings,
-            references,
-            column,
-            usable,
-            finite,
-            none.expand(2, 0),
-            none,
-            none,
-            (),
-            processes,
+            inputs=test.embeddings,
+            references=references,
+            column=column,
+            usable=usable,
+            finite=finite,
+            galleries=no_input.expand(2, 0),
+            order=no_input,
+            gallery_of_place=no_input,
+            gallery_sizes=(),
+            processes=processes,
         )
-    unit_number, excluded_row = torch.zeros_like(column), torch.full_like(column, -1)
+    unit_number = torch.zeros_like(column)
+    excluded_row = torch.full_like(column, -1)
     if by_session and test.sessions is not None:
         unit = find_indices(unit_codes, (column << _SESSION_BITS) + test.sessions)
-        usable, unit_number = (
-            usable & (unit >= 0),
-            torch.where(unit >= 0, unit - references.first_unit[column], 0),
-        )
+        usable = usable & (unit >= 0)
+        unit_number = torch.where(unit >= 0, unit - references.first_unit[column], 0)
         if target_sessions == "other":
-            usable, unit_number = usable & (references.units[column] > 1), unit_number + 1
+            usable = usable & (references.units[column] > 1)
+            unit_number = unit_number + 1
     unit = references.first_unit[column] + unit_number % references.units[column]
     if enrolment_row is not None and target_sessions != "other":
-        place = count_within(unit_of_row)[enrolment_row.clamp(min=0)]
-        excluded_row = torch.where(enrolment_row >= 0, place, -1)
+        row_within_unit = count_within(unit_of_row)[enrolment_row.clamp(min=0)]
+        excluded_row = torch.where(enrolment_row >= 0, row_within_unit, -1)
     usable = usable & (references.counts[unit] > (excluded_row >= 0).long())
+
+    # Inputs with the same unit number and excluded row have the same gallery.
     # One number for unit and row: to sort pairs takes many times as long.
     base = len(enrolment) + 1
-    codes = unit_number * base + excluded_row + 1
-    codes, gallery, counts = torch.unique(codes, return_inverse=True, return_counts=True)
-    counts, by_size = counts.sort(descending=True, stable=True)
+    code_of_input = unit_number * base + excluded_row + 1
+    codes, gallery_of_input, gallery_sizes = torch.unique(
+        code_of_input, return_inverse=True, return_counts=True
+    )
+    gallery_sizes, by_size = gallery_sizes.sort(descending=True, stable=True)
     codes = codes[by_size]
-    gallery_of_place, order = by_size.argsort()[gallery].sort(stable=True)
-    galleries = torch.stack([codes // base, codes % base - 1])
+    gallery_of_place, order = by_size.argsort()[gallery_of_input].sort(stable=True)
     return IdentificationTrials(
-        test.embeddings,
-        references,
-        column,
-        usable,
-        finite,
-        galleries,
-        order,
-        gallery_of_place,
-        tuple(counts.tolist()),
-        processes,
+        inputs=test.embeddings,
+        references=references,
+        column=column,
+        usable=usable,
+        finite=finite,
+        galleries=torch.stack([codes // base, codes % base - 1]),
+        order=order,
+        gallery_of_place=gallery_of_place,
+        gallery_sizes=tuple(gallery_sizes.tolist()),
+        processes=processes,
     )
 
 
@@ -286,9 +321,10 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
     A code tells speaker and session.
     """
     vectors = side.embeddings
-    numbers, column = side.speaker_index.unique(return_inverse=True)
-    names = side.speakers.new_empty(len(numbers)).scatter(0, column, side.speakers)
-    codes, unit = torch.arange(len(names), device=names.device) << _SESSION_BITS, column
+    speaker_indices, column = side.speaker_index.unique(return_inverse=True)
+    names = side.speakers.new_empty(len(speaker_indices)).scatter(0, column, side.speakers)
+    codes = torch.arange(len(names), device=names.device) << _SESSION_BITS
+    unit = column
     if by_session and side.sessions is not None:
         codes, unit = ((column << _SESSION_BITS) + side.sessions).unique(return_inverse=True)
     # Rounding of a sum depends on what is subtracted first.
@@ -296,17 +332,22 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
     anchor = widen(vectors[middle : middle + 1]).sum(dim=0)  # zeros when there is no row
     sums = anchor.new_zeros(len(codes), vectors.shape[1])
     # In pieces, so that there is never a second, wider copy of all utterances.
-    every_row = torch.arange(len(vectors), device=vectors.device)
-    for rows in every_row.split(max(1, 2**20 // max(1, vectors.shape[1]))):
+    all_rows = torch.arange(len(vectors), device=vectors.device)
+    rows_at_once = max(1, 2**20 // max(1, vectors.shape[1]))
+    for rows in all_rows.split(rows_at_once):
         sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
-    counts, units_of = (
-        count_values(unit, len(sums)),
-        count_values(codes >> _SESSION_BITS, len(names)),
-    )
-    first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))
-    order = unit.argsort(stable=True)
+    rows_per_unit = count_values(unit, len(sums))
+    units_per_speaker = count_values(codes >> _SESSION_BITS, len(names))
     references = References(
-        vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row
+        vectors=vectors,
+        speakers=names,
+        anchor=anchor,
+        sums=sums,
+        counts=rows_per_unit,
+        units=units_per_speaker,
+        first_unit=units_per_speaker.cumsum(0) - units_per_speaker,
+        rows=unit.argsort(stable=True),
+        first_row=rows_per_unit.cumsum(0) - rows_per_unit,
     )
     return references, codes, unit
 
@@ -356,30 +397,39 @@ def _batch_galleries(trials: IdentificationTrials) -> list[_GalleryBatch]:
     most_inputs = num_rows_at_once(trials.inputs, trials.num_references)
     entries_per_gallery = max(1, trials.num_references * trials.inputs.shape[1])
     most_galleries = max(1, _gallery_entries_at_once(trials.inputs) // entries_per_gallery)
+    sizes = trials.gallery_sizes  # descending
     batches: list[_GalleryBatch] = []
-    first = 0
-    start = 0
-    while first < len(trials.gallery_sizes):
-        largest = trials.gallery_sizes[first]
-        last = first + 1
-        stop = start + largest
-        while last < len(trials.gallery_sizes) and last - first < most_galleries:
-            padded_inputs = (last + 1 - first) * largest
-            inputs = stop + trials.gallery_sizes[last] - start
-            is_sparse = (
-                padded_inputs > 2 * inputs and padded_inputs * trials.num_references > _FEW_SCORES
-            )
-            if padded_inputs > most_inputs or is_sparse:
+    gallery_start = 0
+    input_start = 0
+    while gallery_start < len(sizes):
+        largest = sizes[gallery_start]
+        gallery_stop = gallery_start + 1
+        input_stop = input_start + largest
+        while gallery_stop < len(sizes) and gallery_stop - gallery_start < most_galleries:
+            num_padded_inputs = (gallery_stop + 1 - gallery_start) * largest
+            num_inputs = input_stop + sizes[gallery_stop] - input_start
+            num_padded_scores = num_padded_inputs * trials.num_references
+            is_sparse = num_padded_inputs > 2 * num_inputs and num_padded_scores > _FEW_SCORES
+            if num_padded_inputs > most_inputs or is_sparse:
                 break
-            stop += trials.gallery_sizes[last]
-            last += 1
-        for piece in range(start, stop, max(most_inputs, 1) if last == first + 1 else stop - start):
-            piece_stop = min(piece + most_inputs, stop) if last == first + 1 else stop
-            batches.append(
-                _GalleryBatch(first, last, piece, piece_stop, min(largest, piece_stop - piece))
+            input_stop += sizes[gallery_stop]
+            gallery_stop += 1
+        if gallery_stop == gallery_start + 1:
+            inputs_at_once = max(most_inputs, 1)  # one gallery, in pieces
+        else:
+            inputs_at_once = input_stop - input_start
+        for piece_start in range(input_start, input_stop, inputs_at_once):
+            piece_stop = min(piece_start + inputs_at_once, input_stop)
+            batch = _GalleryBatch(
+                gallery_start=gallery_start,
+                gallery_stop=gallery_stop,
+                input_start=piece_start,
+                input_stop=piece_stop,
+                most_inputs=min(largest, piece_stop - piece_start),
             )
-        first = last
-        start = stop
+            batches.append(batch)
+        gallery_start = gallery_stop
+        input_start = input_stop
     return batches
 
 

@@ -44,14 +44,20 @@ def singling_out_rates(
     draws: int = 20,
 ) -> dict[str, Tensor]:
     """Return how often a predicate fires on exactly one of N people of a group."""
-    rates, weights = [], []
-    for part in data.by_group():
-        enrolment, test = form_enrolment_and_conversations(part, protocol)
+    rates = []
+    weights = []
+    for partition_data in data.by_group():
+        enrolment, test = form_enrolment_and_conversations(partition_data, protocol)
         references = form_trials(enrolment, enrolment).references
-        places = count_within(test.speakers)
+        number_in_speaker = count_within(test.speakers)
         means = references.unit_means().to(enrolment.embeddings.dtype)
         population = form_population(
-            means, references.speakers, test.embeddings, test.speakers, places, calibration
+            means,
+            references.speakers,
+            test.embeddings,
+            test.speakers,
+            number_in_speaker,
+            calibration,
         )
         rates.append(
             isolation_rates_and_standard_errors(population, sizes, protocol.scoring, draws)
@@ -116,9 +122,9 @@ def form_population(
     if num_folds is None:
         num_folds = num_taken
     fold = torch.arange(num_folds, device=order.device).view(-1, 1, 1)
-    number = fold + torch.arange(num_taken, device=order.device)  # (F, 1, taken)
-    number = number % num_conversations.unsqueeze(1)  # (F, S, taken)
-    taken = order[start.unsqueeze(1) + number]
+    number_in_speaker = fold + torch.arange(num_taken, device=order.device)  # (F, 1, taken)
+    number_in_speaker = number_in_speaker % num_conversations.unsqueeze(1)  # (F, S, taken)
+    taken_rows = order[start.unsqueeze(1) + number_in_speaker]
 
     # Predicates in the order of speakers, so that sums over them do not depend on labels.
     speaker_index = find_indices(labels, reference_speakers)
@@ -128,8 +134,8 @@ def form_population(
         predicates=references[kept_references],
         speaker_index=speaker_index[kept_references],
         conversations=conversations,
-        tested=taken[..., 0],
-        calibration=taken[..., 1:],
+        tested=taken_rows[..., 0],
+        calibration=taken_rows[..., 1:],
         counts=(num_conversations - 1).clamp(max=num_calibration),
     )
 
@@ -166,38 +172,42 @@ def isolation_rates_and_standard_errors(
 
     With it comes the standard error of drawing sets.
     """
-    people, predicates = len(population.counts), len(population.predicates)
-    possible = [size for size in sizes if size <= people and predicates]
+    num_speakers = len(population.counts)
+    num_predicates = len(population.predicates)
+    possible = [size for size in sizes if size <= num_speakers and num_predicates]
     if not bool(population.predicates.isfinite().all() & population.conversations.isfinite().all()):
         warn_undefined("Some embeddings are NaN.")
         possible = []
     elif len(possible) < len(sizes):
         warn_undefined(
             f"Singling one out of {max(sizes)} people needs as many with two conversations; "
-            f"there are {people}, and references of {predicates} of them."
+            f"there are {num_speakers}, and references of {num_predicates} of them."
         )
-    isolated: dict[int, tuple[Tensor, Tensor]] = {}
+    undefined = population.predicates.new_full((), torch.nan)
+    rates = dict.fromkeys(sizes, undefined)
+    errors = dict.fromkeys(sizes, undefined)
     for size in possible:
         scorer = resolve_scoring(scoring)
-        num_sets = min(people // size, draws)
+        num_sets = min(num_speakers // size, draws)
         # The set of all speakers is always the same: then only the folds can vary.
-        shuffles = min(len(population.tested), draws) if size == people else -(-draws // num_sets)
-        shares = torch.cat(
-            [
-                _set_isolation_rates(population, seed, size, num_sets, scorer)
-                for seed in range(shuffles)
-            ]
-        )
-        error = shares.std() / math.sqrt(len(shares)) if size < people else shares.new_zeros(())
-        isolated[size] = shares.mean(), error
-    unknown = population.predicates.new_full((2,), torch.nan)
-    return {
-        f"singling_out_{size}{suffix}": isolated.get(size, unknown)[index].to(
-            result_dtype(population.predicates)
-        )
-        for index, suffix in enumerate(("", "_error"))
-        for size in sizes
-    }
+        if size == num_speakers:
+            num_shuffles = min(len(population.tested), draws)
+        else:
+            num_shuffles = -(-draws // num_sets)
+        shares_by_shuffle = [
+            _set_isolation_rates(population, seed, size, num_sets, scorer)
+            for seed in range(num_shuffles)
+        ]
+        shares = torch.cat(shares_by_shuffle)
+        rates[size] = shares.mean()
+        if size < num_speakers:
+            errors[size] = shares.std() / math.sqrt(len(shares))
+        else:
+            errors[size] = shares.new_zeros(())
+    dtype = result_dtype(population.predicates)
+    values = {f"singling_out_{size}": rates[size].to(dtype) for size in sizes}
+    values |= {f"singling_out_{size}_error": errors[size].to(dtype) for size in sizes}
+    return values
 
 
 def _set_isolation_rates(

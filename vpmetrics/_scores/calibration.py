@@ -77,8 +77,9 @@ def minimise_and_check_convergence(
         descent_here = (derivatives[:2].T * tried_step).sum(1)
         descent_there = (derivatives_there[:2].T * tried_step).sum(1)
         is_better = (descent_there >= -descent_here / 2).unsqueeze(1) & ~is_done
-        taken = length.minimum(longest)
-        longest = torch.where(is_better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
+        tried_length = length.minimum(longest)
+        grown = longest.maximum(_GROWTH * tried_length)
+        longest = torch.where(is_better, grown, tried_length / _GROWTH)
         theta = torch.where(is_better, tried, theta)
         derivatives = torch.where(is_better.T, derivatives_there, derivatives)
     return torch.where(is_done, theta - step, theta), is_done.squeeze(1)
@@ -147,15 +148,20 @@ def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
     def interpolate_llr(values: Tensor) -> Tensor:
         if len(knots) == 0:
             return torch.full_like(values, torch.nan)
-        above = torch.searchsorted(knots, values).clamp(1, max(len(knots) - 1, 1))
-        left, right = (knots[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
-        low, high = (posteriors[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
+        last_knot = len(knots) - 1
+        above = torch.searchsorted(knots, values).clamp(1, max(last_knot, 1))
+        left_knot = (above - 1).clamp(max=last_knot)
+        right_knot = above.clamp(max=last_knot)
+        left = knots[left_knot]
+        right = knots[right_knot]
         # Next to an infinite training score, a score takes the value of its finite neighbour.
-        inner = torch.where(
-            left.isinf(), 1, torch.where(right.isinf(), 0, (values - left) / (right - left))
-        )
-        share = torch.where(values >= right, 1, torch.where(values <= left, 0, inner))
-        return torch.lerp(low, high, share).logit() - prior
+        share = (values - left) / (right - left)
+        share = torch.where(right.isinf(), 0, share)
+        share = torch.where(left.isinf(), 1, share)
+        share = torch.where(values <= left, 0, share)
+        share = torch.where(values >= right, 1, share)
+        posterior = torch.lerp(posteriors[left_knot], posteriors[right_knot], share)
+        return posterior.logit() - prior
 
     return interpolate_llr
 

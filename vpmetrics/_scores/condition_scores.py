@@ -38,7 +38,8 @@ _MARGIN = 0.25  # share by which the range of a sample is widened on both sides
 # the range ends this many times as far from the median as the 1st or the 99th percentile, at most
 _OUTLIER = 6.0
 # bins beyond the range on either side, ever wider; enough for all of float32
-_TAIL, _PER_OCTAVE = 1 << 15, 256
+_TAIL = 1 << 15
+_PER_OCTAVE = 256
 _ALL_BINS = _BINS + 2 * _TAIL
 
 
@@ -151,7 +152,8 @@ class _TailedScoreAxis(NamedTuple):
             least, most = x.aminmax()
             if least.item() >= 0 and most.item() < _BINS:
                 return x.to(torch.int32)
-        is_nan, x = x.isnan(), x.nan_to_num_()
+        is_nan = x.isnan()
+        x = x.nan_to_num_()
         inside = x.clamp(0, _BINS - 1).to(torch.int32)
         beyond = torch.maximum(-x, x - _BINS)
         octaves = torch.log2(1 + beyond.clamp(min=0) / _BINS)
@@ -174,11 +176,13 @@ def _lay_axis(sample: Tensor) -> _TailedScoreAxis:
     ordered = sort_scores(sample[sample.isfinite()])
     if len(ordered) == 0:
         ordered = sample.new_zeros(1)
-    low, first, middle, last, high = (
-        ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1)
-    )
-    low = torch.maximum(low, middle - _OUTLIER * (middle - first))
-    high = torch.minimum(high, middle + _OUTLIER * (last - middle))
+
+    def quantile(share: float) -> Tensor:
+        return ordered[round(share * (len(ordered) - 1))]
+
+    median = quantile(0.5)
+    low = torch.maximum(quantile(0), median - _OUTLIER * (median - quantile(0.01)))
+    high = torch.minimum(quantile(1), median + _OUTLIER * (quantile(0.99) - median))
     margin = _MARGIN * (high - low) + torch.finfo(low.dtype).tiny ** 0.5
     return _TailedScoreAxis(low - margin, _BINS / (high - low + 2 * margin))
 
@@ -218,7 +222,8 @@ def _count_histogram(
     axis: _TailedScoreAxis, by_class: Tensor, has_unordered_pairs: bool
 ) -> ConditionScores:
     """Return the scores in a histogram of non-targets and targets, whose last column counts NaN."""
-    by_class, has_nan = by_class[:, :-1].roll(_TAIL, 1), by_class[:, -1].sum() > 0
+    has_nan = by_class[:, -1].sum() > 0
+    by_class = by_class[:, :-1].roll(_TAIL, 1)
     edges = axis.edges()
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     histogram = edges, by_class[1], by_class[0], has_nan

@@ -57,16 +57,13 @@ class SumsWithoutGroups:
                 torch.where(first_group == second_group, self._unused_slot, slot_of_second)
             )
         table = self._table.view(-1)
-        for places in slots:
-            kept = (
-                places
-                if is_excluded is None
-                else places.masked_fill(is_excluded, self._unused_slot)
-            )
+        for slot_of_trial in slots:
+            if is_excluded is not None:
+                slot_of_trial = slot_of_trial.masked_fill(is_excluded, self._unused_slot)
             if values is None:
-                add_counts(table, kept)
+                add_counts(table, slot_of_trial)
             else:
-                table.index_add_(0, kept.flatten(), values.flatten())
+                table.index_add_(0, slot_of_trial.flatten(), values.flatten())
 
     def add_up_over(self, processes: Processes) -> None:
         """Replace the sums by those over all processes."""

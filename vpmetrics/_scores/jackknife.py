@@ -93,10 +93,10 @@ class JackknifeGroups(NamedTuple):
         """
         if len(self.labels) == 0:
             return torch.full_like(labels, self.num_groups)
-        place = torch.searchsorted(self.labels, labels.contiguous()).clamp(max=len(self.labels) - 1)
-        return torch.where(
-            self.labels[place] == labels, self.group_of_label[place], self.num_groups
-        )
+        index = torch.searchsorted(self.labels, labels.contiguous())
+        index = index.clamp(max=len(self.labels) - 1)
+        is_found = self.labels[index] == labels
+        return torch.where(is_found, self.group_of_label[index], self.num_groups)
 
 
 def group_speakers(data: EvaluationData) -> JackknifeGroups:
@@ -168,8 +168,8 @@ class CountingCells:
 
     def find_cells(self, scores: Tensor) -> Tensor:
         """Return the cell index of every score, in the shape of ``scores``."""
-        place = (scores - self.low.to(scores.dtype)).mul_(self.scale.to(scores.dtype))
-        bins = place.add_(1).nan_to_num_().clamp_(0, _FINE_BINS - 1).to(torch.int32)
+        position = (scores - self.low.to(scores.dtype)).mul_(self.scale.to(scores.dtype))
+        bins = position.add_(1).nan_to_num_().clamp_(0, _FINE_BINS - 1).to(torch.int32)
         return self.cell_of_bin.index_select(0, bins.flatten()).view(scores.shape)
 
 
@@ -281,7 +281,10 @@ def count_replicates(
     nontarget_counts = nontarget_counts * (
         scores.counts.ascending.nontargets.sum() / nontarget_counts[0].sum()
     )
-    similarity_weights = None if weights is None else weights.within_and_between()
+    if weights is None:
+        similarity_weights = None
+    else:
+        similarity_weights = weights.within_and_between()
     return ReplicateCellCounts(cells, target_counts, nontarget_counts, groups, similarity_weights)
 
 
@@ -384,7 +387,10 @@ def differentiate_similarity_by_llr(
     this mean. Without a matrix, the mean similarity stands for every pair of two speakers, ``(2, 1,
     1)``.
     """
-    between = summary.between_speakers.nanmean().view(1, 1) if matrix is None else matrix
+    if matrix is None:
+        between = summary.between_speakers.nanmean().view(1, 1)
+    else:
+        between = matrix
 
     def differentiate(values: Tensor) -> Tensor:
         values = values.nan_to_num(0)
@@ -484,17 +490,16 @@ def make_jackknife(
     ``num_speakers``: the smaller number, with target or with non-target trials; None where all have
     both.
     """
-    changes = {key: each[1:] - each[0] for key, each in replicates.items()}
-    if changes and not check_enough_speakers(
-        len(groups.labels) if num_speakers is None else num_speakers
-    ):
-        changes = {key: torch.full_like(each, torch.nan) for key, each in changes.items()}
-    corrected = [
-        key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected
-    ]
-    return Jackknife(
-        changes, {key: groups.kept_over_dropped * changes[key].mean() for key in corrected}, groups
-    )
+    changes = {key: values[1:] - values[0] for key, values in replicates.items()}
+    if num_speakers is None:
+        num_speakers = len(groups.labels)
+    if changes and not check_enough_speakers(num_speakers):
+        changes = {key: torch.full_like(change, torch.nan) for key, change in changes.items()}
+    bias: dict[str, Tensor] = {}
+    for key, change in changes.items():
+        if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected:
+            bias[key] = groups.kept_over_dropped * change.mean()
+    return Jackknife(changes, bias, groups)
 
 
 def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
@@ -502,10 +507,10 @@ def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
     changes: dict[str, Tensor] = {}
     bias: dict[str, Tensor] = {}
     gallery: dict[str, int] = {}
-    for part in parts:
-        changes |= part.changes
-        bias |= part.bias
-        gallery |= part.gallery
+    for jackknife in parts:
+        changes |= jackknife.changes
+        bias |= jackknife.bias
+        gallery |= jackknife.gallery
     return Jackknife(changes, bias, parts[0].groups, gallery)
 
 
@@ -521,11 +526,10 @@ def add_intervals(
         known_keys = [
             key for key in values if key in jackknife.changes and scalar(key).has_interval
         ]
-    ends = (
-        _intervals_of_keys(values, jackknife, known_keys, confidence)
-        if jackknife is not None and known_keys
-        else {}
-    )
+    if jackknife is not None and known_keys:
+        ends = _intervals_of_keys(values, jackknife, known_keys, confidence)
+    else:
+        ends = {}
     result: dict[str, Tensor] = {}
     for key, value in values.items():
         result[key] = value
@@ -564,12 +568,10 @@ def _intervals_of_keys(
     is_told = torch.tensor([not scalar(key).needs_many_trials for key in keys], device=value.device)
     reason = "A number is undefined or infinite without one of the speakers, so it has no interval."
     warn_undefined(reason, (ends[0].isnan() & ~value.isnan() & is_told).any())
-    lows = ends[0].unbind()
-    highs = ends[1].unbind()
     intervals: dict[str, tuple[Tensor, Tensor]] = {}
-    for number, key in enumerate(keys):
+    for key, low, high in zip(keys, ends[0].unbind(), ends[1].unbind(), strict=True):
         dtype = values[key].dtype
-        intervals[key] = (lows[number].to(dtype), highs[number].to(dtype))
+        intervals[key] = (low.to(dtype), high.to(dtype))
     return intervals
 
 
@@ -671,11 +673,12 @@ def _jackknife_estimate(
     num_groups = replicates.shape[-1]
     if num_groups < FEWEST_SPEAKERS:
         return torch.full_like(value, torch.nan), torch.full_like(value, torch.nan)
-    ratio = num_groups - 1 if kept_over_dropped is None else kept_over_dropped
+    if kept_over_dropped is None:
+        kept_over_dropped = num_groups - 1
     mean = replicates.mean(-1)
     if bias is None:
-        bias = ratio * (mean - value)
-    variance = ratio * (replicates - mean[..., None]).square().mean(-1)
+        bias = kept_over_dropped * (mean - value)
+    variance = kept_over_dropped * (replicates - mean[..., None]).square().mean(-1)
     return value - bias, variance.sqrt()
 
 
@@ -743,13 +746,19 @@ def two_sided_t_probability(t: float, freedom: int) -> float:
     Abramowitz and Stegun, 26.7.3-4.
     """
     angle = math.atan(t / math.sqrt(freedom))
-    cosine, total, is_odd = math.cos(angle), 0.0, freedom % 2
-    term = cosine if is_odd else 1.0
+    cosine = math.cos(angle)
+    total = 0.0
+    is_odd = freedom % 2
+    term = 1.0
+    if is_odd:
+        term = cosine
     for k in range(is_odd, freedom - 1, 2):
         total += term
         term *= cosine**2 * (k + 1) / (k + 2)
     series = math.sin(angle) * total
-    return 2 / math.pi * (angle + series) if is_odd else series
+    if is_odd:
+        return 2 / math.pi * (angle + series)
+    return series
 
 
 class Difference(NamedTuple):
@@ -781,15 +790,20 @@ def paired_difference(
 
     A speaker who is hard in both systems cancels in their difference.
     """
-    first, second = jackknives
-    if not first.groups.matches(second.groups):
+    jackknife, subtracted_jackknife = jackknives
+    groups = jackknife.groups
+    if not groups.matches(subtracted_jackknife.groups):
         raise ValueError("Expected two systems on the same speakers, but got different ones.")
     value = widen(values[0]) - widen(values[1])
-    ratio = first.groups.kept_over_dropped
-    replicates = value + first.changes[key] - second.changes[key]
-    bias = torch.as_tensor(first.bias.get(key, 0.0)) - second.bias.get(key, 0.0)
-    ends = jackknife_interval(value, replicates, confidence, kept_over_dropped=ratio, bias=bias)
-    return Difference(value, *ends, _probability_below_0(value, replicates, ratio, bias))
+    ratio = groups.kept_over_dropped
+    replicates = value + jackknife.changes[key] - subtracted_jackknife.changes[key]
+    bias = torch.as_tensor(jackknife.bias.get(key, 0.0))
+    bias = bias - subtracted_jackknife.bias.get(key, 0.0)
+    low, high = jackknife_interval(
+        value, replicates, confidence, kept_over_dropped=ratio, bias=bias
+    )
+    probability_below = _probability_below_0(value, replicates, ratio, bias)
+    return Difference(value, low, high, probability_below)
 
 
 def _probability_below_0(

@@ -42,7 +42,8 @@ from vpmetrics._util.validation import warn_first
 
 _PROFILE_CELLS = 1 << 14  # cells of the score axis that curves over the prior use
 # of the linkability measure, as in its reference implementation
-_TARGETS_PER_BIN, _MOST_BINS = 10, 100
+_TARGETS_PER_BIN = 10
+_MOST_BINS = 100
 _FEWEST_OTHERS = 1000  # non-targets from which it is known who is found among 100 people
 _FEWEST_FALSE_ALARMS = 10  # non-targets above a threshold that make its false-alarm rate known
 
@@ -96,9 +97,9 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
     if len(values) > _PROFILE_CELLS and len(finite):
         low, high = finite.aminmax()
         span = (high - low).clamp(min=torch.finfo(low.dtype).tiny)
-        place = (values_of_class[0] - low) * ((_PROFILE_CELLS - 1) / span)
+        position = (values_of_class[0] - low) * ((_PROFILE_CELLS - 1) / span)
         # Infinite values have cells of their own.
-        cell = place.nan_to_num().clamp(-1, _PROFILE_CELLS).floor().long() + 1
+        cell = position.nan_to_num().clamp(-1, _PROFILE_CELLS).floor().long() + 1
         sums = (counts * values_of_class).masked_fill(counts <= 0, 0)
         empty = sums.new_zeros(2, _PROFILE_CELLS + 2)
         counts = empty.index_add(1, cell, counts)
@@ -335,7 +336,8 @@ class ScoreMeasure(Scalar):
 _LETTERS = ", ".join(
     f"{letter} from {bound:g}" for letter, bound in zip(TAG_LETTERS[2:], TAG_BOUNDS, strict=True)
 )
-_DISCLOSURE, _SHARE = (0.0, FULL_DISCLOSURE), (0.0, 1.0)
+_DISCLOSURE = (0.0, FULL_DISCLOSURE)
+_SHARE = (0.0, 1.0)
 
 SCORE_MEASURES = {
     measure.key: measure

@@ -93,7 +93,10 @@ class PairBlocks:
         self.condition = condition
         self.num_speakers = num_speakers
         self.is_exact = keep_digits and num_pairs <= FEW_PAIRS
-        self.processes = SINGLE_PROCESS if num_pairs <= FEW_PAIRS else processes
+        if num_pairs <= FEW_PAIRS:
+            self.processes = SINGLE_PROCESS
+        else:
+            self.processes = processes
         is_on_cpu = enrolment.embeddings.device.type == "cpu"
         self.block_size = block_size or (BLOCK_SIZE if is_on_cpu else _GPU_BLOCK_SIZE)
         dtype = widest_affordable_dtype(scorer, enrolment.embeddings, num_pairs, self.is_exact)
@@ -137,8 +140,11 @@ class PairBlocks:
     @property
     def num_pairs(self) -> int:
         """How many pairs are compared; all but a few are trials."""
-        rows, columns = len(self.enrolment), len(self.test)
-        return rows * (rows - 1) // 2 if self.is_same_rows else rows * columns
+        rows = len(self.enrolment)
+        columns = len(self.test)
+        if self.is_same_rows:
+            return rows * (rows - 1) // 2
+        return rows * columns
 
     def __iter__(self) -> Iterator[Block]:
         """Yield the blocks of this process."""
@@ -172,7 +178,9 @@ class PairBlocks:
 
     def _round_scores(self, scores: Tensor) -> Tensor:
         unit = self._dot_product_epsilon
-        return scores if unit is None else (scores / unit).round_().mul_(unit)
+        if unit is None:
+            return scores
+        return (scores / unit).round_().mul_(unit)
 
     def row_groups(self) -> Sequence[RowGroup]:
         """Return the groups of whole speakers that this process works on.
@@ -188,17 +196,21 @@ class PairBlocks:
             partition = self._groups[speaker]
             start_of_partition = bisect_left(self._groups, partition)
             end_of_partition = bisect_right(self._groups, partition)
-            # The last speaker, exclusive: one at least, and none of another partition.
-            last = bisect_right(self._row_ends, first_row[speaker] + self.block_size)
-            last = min(max(last, speaker + 1), end_of_partition)
-            rows = range(first_row[speaker], first_row[last])
+            # One speaker at least, and none of another partition.
+            stop_speaker = bisect_right(self._row_ends, first_row[speaker] + self.block_size)
+            stop_speaker = min(max(stop_speaker, speaker + 1), end_of_partition)
+            rows = range(first_row[speaker], first_row[stop_speaker])
             if rows:
-                before = range(first_column[start_of_partition], first_column[speaker])
-                same = range(first_column[speaker], first_column[last])
-                after = range(first_column[last], first_column[end_of_partition])
-                others = (after,) if self.is_same_rows else (before, after)
-                row_groups.append(RowGroup(speaker, last, rows, same, others))
-            speaker = last
+                columns_before = range(first_column[start_of_partition], first_column[speaker])
+                same_columns = range(first_column[speaker], first_column[stop_speaker])
+                columns_after = range(first_column[stop_speaker], first_column[end_of_partition])
+                other_columns: tuple[range, ...] = (columns_before, columns_after)
+                if self.is_same_rows:
+                    other_columns = (columns_after,)
+                row_groups.append(
+                    RowGroup(speaker, stop_speaker, rows, same_columns, other_columns)
+                )
+            speaker = stop_speaker
         return self.processes.share(row_groups)
 
     def blocks(self, group: RowGroup, has_targets: bool = False) -> Iterator[Block]:
@@ -219,8 +231,8 @@ class PairBlocks:
                 yield Block(rows, columns, self.compare(rows, columns), is_target, is_trial)
             if has_targets:
                 continue
-            for others in group.other_columns:
-                for columns in self._cut_range(others):
+            for column_range in group.other_columns:
+                for columns in self._cut_range(column_range):
                     yield Block(rows, columns, self.compare(rows, columns))
 
     def _cut_range(self, rows: range) -> Iterator[slice]:
@@ -293,9 +305,9 @@ class PairBlocks:
         return counts
 
     def _target_blocks(self) -> Iterator[Block]:
-        whole = self.repeat_on_every_process()
-        for group in whole.row_groups():
-            yield from whole.blocks(group, has_targets=True)
+        pairs = self.repeat_on_every_process()
+        for group in pairs.row_groups():
+            yield from pairs.blocks(group, has_targets=True)
 
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
         """Return the speaker index of both sides of trials, ``(2, P)``.
@@ -323,8 +335,8 @@ class PairBlocks:
             rows = torch.arange(len(side), device=side.speaker_index.device)
             if len(side) > rows_per_side:
                 num_pairs = rows_per_side // 2
-                first = rows[:num_pairs] * (len(side) - 1) // num_pairs
-                rows = torch.stack([first, first + 1], dim=1).flatten()
+                first_of_pair = rows[:num_pairs] * (len(side) - 1) // num_pairs
+                rows = torch.stack([first_of_pair, first_of_pair + 1], dim=1).flatten()
             rows_of_sides.append(rows)
         return self.compare(*rows_of_sides)
 
@@ -345,14 +357,15 @@ class PairBlocks:
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
-        kept = slice(None, None, stride)
+        every_nth = slice(None, None, stride)
         if side == "test":
-            return self._replace_sides(self.enrolment, self.test.take(kept))
-        return self._replace_sides(self.enrolment.take(kept), self.test)
+            return self._replace_sides(self.enrolment, self.test.take(every_nth))
+        return self._replace_sides(self.enrolment.take(every_nth), self.test)
 
     def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
         pairs = copy(self)
-        pairs.enrolment, pairs.test = enrolment, test
+        pairs.enrolment = enrolment
+        pairs.test = test
         pairs._read_ends_and_groups(is_same_rows=False)
         return pairs
 
@@ -371,8 +384,8 @@ def mark_group_trials(
     """
     is_target = a.speaker_index[rows, None] == b.speaker_index[None, columns]
     if is_same_rows:
-        place = torch.arange(len(a), device=is_target.device)
-        is_trial = place[rows, None] < place[None, columns]
+        row_index = torch.arange(len(a), device=is_target.device)
+        is_trial = row_index[rows, None] < row_index[None, columns]
     else:
         is_trial = torch.ones_like(is_target)
     if not is_same_rows or a.sessions is not None:

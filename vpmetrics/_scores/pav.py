@@ -49,62 +49,68 @@ def pools_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
     mass_of_element = mass.numpy()
     # False for a row with NaN.
     is_used = (mass_of_element != 0) & (mass_of_element.sum(-1, keepdims=True) > 0)
-    first = np.flatnonzero(is_used)
-    row = first // max(1, mass.shape[-1])
+    used_elements = np.flatnonzero(is_used)
+    row_of_element = used_elements // max(1, mass.shape[-1])
     starts = _pool_in_rounds(
-        row, targets.numpy().reshape(-1)[first], mass_of_element.reshape(-1)[first]
+        row_of_element,
+        targets.numpy().reshape(-1)[used_elements],
+        mass_of_element.reshape(-1)[used_elements],
     )
     begins = np.zeros(mass_of_element.shape, dtype=np.int64)
-    begins.reshape(-1)[first[starts]] = 1
+    begins.reshape(-1)[used_elements[starts]] = 1
     return torch.from_numpy(np.maximum(begins.cumsum(-1) - 1, 0))
 
 
 def _pool_in_rounds(row: Array, targets: Array, masses: Array) -> Array:
-    """Return the first element of every PAV block.
+    """Return the first element of every PAV pool.
 
     Elements have mass, and rows are pooled by themselves.
     """
-    first = np.arange(len(row))
+    first_element = np.arange(len(row))  # of each pool so far
     for _ in range(_ROUNDS):
         share = targets / masses
         begins = np.ones(len(share), dtype=bool)
         begins[1:] = (share[1:] > share[:-1]) | (row[1:] != row[:-1])
         starts = np.flatnonzero(begins)
-        pooled = len(share) - len(starts)
-        if pooled == 0:
-            return first
-        if 8 * pooled < len(share) <= _FEW:
+        num_pooled = len(share) - len(starts)
+        if num_pooled == 0:
+            return first_element
+        if 8 * num_pooled < len(share) <= _FEW:
             break
-        first = first[starts]
+        first_element = first_element[starts]
         row = row[starts]
         targets = np.add.reduceat(targets, starts)
         masses = np.add.reduceat(masses, starts)
-    if len(first) <= _FEW:
-        return first[_find_starts_sequentially(row, targets, masses)]
+    if len(first_element) <= _FEW:
+        return first_element[_find_starts_sequentially(row, targets, masses)]
     # No row's shares reach those of the next, so none is pooled with it.
     levels = torch.from_numpy((targets / masses + 2 * row).astype(masses.dtype))
-    number = number_pools(levels, torch.from_numpy(masses)).numpy()
-    return first[np.flatnonzero(np.diff(number, prepend=-1) > 0)]
+    pool_of_element = number_pools(levels, torch.from_numpy(masses)).numpy()
+    return first_element[np.flatnonzero(np.diff(pool_of_element, prepend=-1) > 0)]
 
 
 def _find_starts_sequentially(row_of_element: Array, targets: Array, masses: Array) -> list[int]:
-    """Return the first element of every block.
+    """Return the first element of every pool.
 
-    One after the other, each element pools the blocks before it in its row while their share is not
+    One after the other, each element joins the pools before it in its row while their share is not
     below its own.
     """
-    begins: list[int] = []
-    blocks: list[tuple[int, float, float]] = []
+    first_elements: list[int] = []
+    pools: list[tuple[int, float, float]] = []  # row, targets, mass
     elements = zip(row_of_element.tolist(), targets.tolist(), masses.tolist(), strict=True)
-    for begin, (row, target, mass) in enumerate(elements):
-        while blocks and blocks[-1][0] == row and blocks[-1][1] / blocks[-1][2] >= target / mass:
-            begin = begins.pop()
-            _, more, weight = blocks.pop()
-            target += more
-            mass += weight
-        begins.append(begin)
-        blocks.append((row, target, mass))
-    return begins
+    for first_element, (row, pool_targets, pool_mass) in enumerate(elements):
+        while pools:
+            previous_row, previous_targets, previous_mass = pools[-1]
+            is_ordered = not previous_targets / previous_mass >= pool_targets / pool_mass
+            if previous_row != row or is_ordered:
+                break
+            pools.pop()
+            first_element = first_elements.pop()
+            pool_targets += previous_targets
+            pool_mass += previous_mass
+        first_elements.append(first_element)
+        pools.append((row, pool_targets, pool_mass))
+    return first_elements
 
 
 def number_pools(values: Tensor, weights: Tensor) -> Tensor:
@@ -114,11 +120,13 @@ def number_pools(values: Tensor, weights: Tensor) -> Tensor:
     """
     if values.numel() == 0:
         return torch.zeros_like(values, dtype=torch.long)
-    place = _places_by_weight(weights)
+    position = _places_by_weight(weights)
     # After the last element comes a number above every value that is small enough for differences
     # not to overflow.
-    fits = _move_to_places(values, weights, place, torch.finfo(values.dtype).max / 4)
-    return _number_distinct(_merge_fits(fits, _move_to_places(weights, weights, place), 1), place)
+    fits = _move_to_places(values, weights, position, torch.finfo(values.dtype).max / 4)
+    return _number_distinct(
+        _merge_fits(fits, _move_to_places(weights, weights, position), 1), position
+    )
 
 
 def _number_pools_in_squares(targets: Tensor, masses: Tensor) -> Tensor:
@@ -129,15 +137,15 @@ def _number_pools_in_squares(targets: Tensor, masses: Tensor) -> Tensor:
     """
     if targets.numel() == 0:
         return torch.zeros_like(targets, dtype=torch.long)
-    place = _places_by_weight(masses)
-    targets = _move_to_places(targets, masses, place)
-    masses = _move_to_places(masses, masses, place)
+    position = _places_by_weight(masses)
+    targets = _move_to_places(targets, masses, position)
+    masses = _move_to_places(masses, masses, position)
     num_places = targets.shape[-1]
     affordable_length = max(1, _MOST_SQUARE_ENTRIES // targets.numel())
     length = min(num_places, 1 << (affordable_length.bit_length() - 1))
     runs = (-1, length)
     fits = _fit_shares(targets.unflatten(-1, runs), masses.unflatten(-1, runs)).flatten(-2)
-    return _number_distinct(_merge_fits(fits, masses, length), place)
+    return _number_distinct(_merge_fits(fits, masses, length), position)
 
 
 def _fit_shares(targets: Tensor, masses: Tensor) -> Tensor:
@@ -222,10 +230,10 @@ def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
     level = lowest + excess / (weight_on_left + weight_on_right)
     level = torch.minimum(torch.maximum(level, lowest), highest)
 
-    place = torch.arange(left.shape[-1], device=fits.device)
+    index = torch.arange(left.shape[-1], device=fits.device)
     has_border_pool = left[..., -1:] > right[..., :1]
-    left = torch.where(has_border_pool & (place >= start), level, left)
-    right = torch.where(has_border_pool & (place < end), level, right)
+    left = torch.where(has_border_pool & (index >= start), level, left)
+    right = torch.where(has_border_pool & (index < end), level, right)
     # Rounding may put equal values out of order by a last digit; the next level relies on the
     # order.
     return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values

@@ -47,9 +47,10 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
         check_choice("scoring", scoring, tuple(SCORERS))
         return SCORERS[scoring]
     if isinstance(scoring, type) or not callable(scoring):
-        got = (
-            f"the class {scoring.__name__}" if isinstance(scoring, type) else type(scoring).__name__
-        )
+        if isinstance(scoring, type):
+            got = f"the class {scoring.__name__}"
+        else:
+            got = type(scoring).__name__
         raise TypeError(f"Expected `scoring` to be a name or a callable, but got {got}.")
 
     def score_and_check_shape(a: Tensor, b: Tensor) -> Tensor:
@@ -129,7 +130,9 @@ def widest_affordable_dtype(
     Of few pairs the widest, so that the order of rows changes no rank.
     """
     is_wide = is_exact and scorer.is_builtin and num_pairs <= FEW_PAIRS
-    return wide_dtype(rows.device) if is_wide else torch.promote_types(rows.dtype, torch.float32)
+    if is_wide:
+        return wide_dtype(rows.device)
+    return torch.promote_types(rows.dtype, torch.float32)
 
 
 def prepare_rows(rows: Tensor, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Tensor:

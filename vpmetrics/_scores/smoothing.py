@@ -51,8 +51,8 @@ class Grid(NamedTuple):
     @property
     def points(self) -> Tensor:
         """The scores of the grid points, ``(..., cells)``, ascending."""
-        place = torch.arange(self.cells, dtype=self.low.dtype, device=self.low.device)
-        return (self.low + self.step * place) * self.unit
+        index = torch.arange(self.cells, dtype=self.low.dtype, device=self.low.device)
+        return (self.low + self.step * index) * self.unit
 
 
 def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
@@ -65,10 +65,12 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
     scores = at_least_float32(preds)
     if scores.shape[-1] == 0:
         scores = scores.new_zeros(*scores.shape[:-1], 1)
-    numbers, largest = torch.finfo(scores.dtype), scores.detach().abs().amax(-1, keepdim=True)
+    numbers = torch.finfo(scores.dtype)
+    largest = scores.detach().abs().amax(-1, keepdim=True)
     # A lower limit of the unit: dividing by the smallest numbers would overflow in the gradient.
     unit = power_of_two_near(largest, least=math.sqrt(numbers.tiny))
-    scores, largest = scores / unit, largest / unit
+    scores = scores / unit
+    largest = largest / unit
     variance, mean = torch.var_mean(scores, dim=-1, correction=0, keepdim=True)
     # Scores that agree in half of their digits count as tied: their differences are mostly rounding
     # errors.
@@ -76,7 +78,8 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
     lowest = torch.maximum(scores.amin(-1, keepdim=True), mean - _REACH * deviation)
     highest = torch.minimum(scores.amax(-1, keepdim=True), mean + _REACH * deviation)
     width = bandwidth * deviation
-    low, high = lowest - _MARGIN * width, highest + _MARGIN * width
+    low = lowest - _MARGIN * width
+    high = highest + _MARGIN * width
     cells = min(
         _MOST_CELLS,
         1 << math.ceil(math.log2(2 * (_REACH / bandwidth + _MARGIN) * _CELLS_PER_BANDWIDTH)),
@@ -99,11 +102,15 @@ def soft_counts_on_grid(
     is NaN or infinite makes its row NaN.
     """
     cell, share = _locate(grid, preds)
-    above, place = widen(share), cell + torch.where(target == 1, grid.cells, 0)
-    weights = torch.ones_like(above) if weights is None else weights.to(above.dtype)
+    above = widen(share)
+    lower_cell = cell + torch.where(target == 1, grid.cells, 0)
+    if weights is None:
+        weights = torch.ones_like(above)
+    else:
+        weights = weights.to(above.dtype)
     sums = above.new_zeros(*cell.shape[:-1], 2 * grid.cells)
-    sums = sums.scatter_add(-1, place, (1 - above) * weights).scatter_add(
-        -1, place + 1, above * weights
+    sums = sums.scatter_add(-1, lower_cell, (1 - above) * weights).scatter_add(
+        -1, lower_cell + 1, above * weights
     )
     counts = _smooth(sums.unflatten(-1, (2, grid.cells)), grid.width.unsqueeze(-1))
     floor = counts.detach().sum(-1, keepdim=True) * (_FLOOR / grid.cells)
@@ -123,7 +130,8 @@ def interpolate_smoothed(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
     """
     cell, share = _locate(grid, preds)
     smooth = _smooth(values, grid.width)
-    below, above = smooth.gather(-1, cell), smooth.gather(-1, cell + 1)
+    below = smooth.gather(-1, cell)
+    above = smooth.gather(-1, cell + 1)
     return below + share.to(values.dtype) * (above - below)
 
 

@@ -72,5 +72,6 @@ def _flip_negative(bits: Tensor) -> Tensor:
 
     All bits but the sign of a negative one flip.
     """
-    kind = torch.iinfo(bits.dtype)
-    return (bits >> (kind.bits - 1)).bitwise_and_(kind.max).bitwise_xor_(bits)
+    limits = torch.iinfo(bits.dtype)
+    is_negative = bits >> (limits.bits - 1)  # all bits of a negative number, none of another
+    return is_negative.bitwise_and_(limits.max).bitwise_xor_(bits)

@@ -41,7 +41,8 @@ class TrialSideDisclosure(NamedTuple):
     @property
     def contributions(self) -> Tensor:
         """What each speaker adds to the D_ECE of all trials, which is the sum of these."""
-        halves, trials = torch.stack(self[:2]), torch.stack(self[2:4])
+        halves = torch.stack(self[:2])
+        trials = torch.stack(self[2:4])
         return (torch.where(trials > 0, halves * trials, 0) / trials.sum(1, keepdim=True)).sum(0)
 
 
@@ -87,32 +88,37 @@ def compute_speaker_disclosure(
     pairs: PairBlocks, scores: ConditionScores, speakers: Tensor
 ) -> SpeakerDisclosure:
     """Return the disclosure of every speaker, from one more pass over the pairs."""
-    find, dtype = _make_evidence_finder(scores), wide_dtype(speakers.device)
+    find = _make_evidence_finder(scores)
+    dtype = wide_dtype(speakers.device)
     # Evidence and numbers of trials: of targets, of non-targets by enrolled and by tested speaker.
     sums = torch.zeros(3, 2, len(speakers), dtype=dtype, device=speakers.device)
     strongest = torch.zeros_like(sums[0])
     for block in pairs:
-        index = pairs.enrolment.speaker_index[block.rows], pairs.test.speaker_index[block.columns]
-        nontarget, target, strength = (values.to(dtype) for values in find(block.scores.clone()))
-        trials = torch.ones_like(nontarget)
+        enrolled_speaker = pairs.enrolment.speaker_index[block.rows]
+        tested_speaker = pairs.test.speaker_index[block.columns]
+        found = find(block.scores.clone())
+        nontarget_evidence = found[0].to(dtype)
+        target_evidence = found[1].to(dtype)
+        strength = found[2].to(dtype)
+        num_nontargets = torch.ones_like(nontarget_evidence)
         if block.is_target is not None and block.is_trial is not None:
-            chosen = block.is_target & block.is_trial
-            each = torch.stack([torch.where(chosen, target, 0).sum(1), chosen.to(dtype).sum(1)])
-            sums[0].index_add_(1, index[0], each)
-            trials = (~block.is_target & block.is_trial).to(dtype)
-            nontarget, strength = (
-                torch.where(trials > 0, nontarget, 0),
-                torch.where(block.is_trial, strength, 0),
-            )
-        for side in (0, 1):
-            strongest[side].scatter_reduce_(0, index[side], strength.amax(1 - side), "amax")
+            is_target = block.is_target & block.is_trial
+            evidence_of_row = torch.where(is_target, target_evidence, 0).sum(1)
+            targets_of_row = is_target.to(dtype).sum(1)
+            sums[0].index_add_(1, enrolled_speaker, torch.stack([evidence_of_row, targets_of_row]))
+            num_nontargets = (~block.is_target & block.is_trial).to(dtype)
+            nontarget_evidence = torch.where(num_nontargets > 0, nontarget_evidence, 0)
+            strength = torch.where(block.is_trial, strength, 0)
+        for side, speaker in enumerate((enrolled_speaker, tested_speaker)):
+            other_side = 1 - side
+            strongest[side].scatter_reduce_(0, speaker, strength.amax(other_side), "amax")
+            evidence_of_speaker = nontarget_evidence.sum(other_side)
+            nontargets_of_speaker = num_nontargets.sum(other_side)
             sums[1 + side].index_add_(
-                1, index[side], torch.stack([nontarget.sum(1 - side), trials.sum(1 - side)])
+                1, speaker, torch.stack([evidence_of_speaker, nontargets_of_speaker])
             )
-    (sums,), (strongest,) = (
-        pairs.processes.all_reduce(sums),
-        pairs.processes.all_reduce(strongest, op="MAX"),
-    )
+    (sums,) = pairs.processes.all_reduce(sums)
+    (strongest,) = pairs.processes.all_reduce(strongest, op="MAX")
     return speaker_disclosure_of_sums(speakers, sums, strongest, scores.has_unordered_pairs)
 
 
@@ -124,11 +130,12 @@ def compute_disclosure_of_trials(
     ``places`` ``(2, P)`` refer to ``names``.
     """
     nontarget, target, strengths = _make_evidence_finder(scores)(preds.clone())
-    each = torch.where(is_target, target, nontarget)
-    each = torch.stack([each, torch.ones_like(each)])
-    empty = each.new_zeros(2, len(names))
-    sums = [empty.index_add(1, places[0], each * is_target)]
-    sums += [empty.index_add(1, place, each * ~is_target) for place in places]
+    evidence = torch.where(is_target, target, nontarget)
+    evidence_and_count = torch.stack([evidence, torch.ones_like(evidence)])  # (2, P)
+    empty = evidence_and_count.new_zeros(2, len(names))
+    sums = [empty.index_add(1, places[0], evidence_and_count * is_target)]
+    for speaker_of_trial in places:
+        sums.append(empty.index_add(1, speaker_of_trial, evidence_and_count * ~is_target))
     strongest = empty.scatter_reduce(1, places, strengths.expand(2, -1), "amax")
     return speaker_disclosure_of_sums(
         names, torch.stack(sums), strongest, scores.has_unordered_pairs
@@ -146,26 +153,37 @@ def speaker_disclosure_of_sums(
     target_sums, enrolled, probed = sums[..., order]
     worst = strongest[:, order]
     sides = [(enrolled, worst[0]), (probed, worst[1]), (enrolled + probed, worst.amax(0))]
+    if has_unordered_pairs:
+        # Both sides are the same utterances: it is arbitrary which of two is the row.
+        sides = sides[-1:] * 3
+    target_evidence, num_targets = target_sums
+    target_half = target_evidence / num_targets / (2 * math.log(2))
     disclosures = []
-    # If both sides are the same utterances, it is arbitrary which of two is the row.
-    for nontarget_sums, largest in sides[-1:] * 3 if has_unordered_pairs else sides:
-        (of_targets, targets), (of_nontargets, nontargets) = target_sums, nontarget_sums
-        halves = (
-            of_targets / targets / (2 * math.log(2)),
-            of_nontargets / nontargets / (2 * math.log(2)),
+    for nontarget_sums, largest in sides:
+        nontarget_evidence, num_nontargets = nontarget_sums
+        nontarget_half = nontarget_evidence / num_nontargets / (2 * math.log(2))
+        has_nan = (target_evidence + nontarget_evidence).isnan()
+        is_defined = (num_targets + num_nontargets > 0) & ~has_nan
+        l_w = torch.where(is_defined, largest / math.log(10), torch.nan)
+        disclosures.append(
+            TrialSideDisclosure(target_half, nontarget_half, num_targets, num_nontargets, l_w)
         )
-        is_known = (targets + nontargets > 0) & ~(of_targets + of_nontargets).isnan()
-        l_w = torch.where(is_known, largest / math.log(10), torch.nan)
-        disclosures.append(TrialSideDisclosure(*halves, targets, nontargets, l_w))
     return SpeakerDisclosure(names[order], *disclosures)
 
 
 def average_bits_by_speaker(identification: Identification) -> SpeakerIdentification:
     """Return the mean bits of the inputs of each speaker, ascending."""
-    names, place, inputs = identification.speakers.unique(return_inverse=True, return_counts=True)
-    rank_bits, bits = identification.rank_bits, identification.bits
-    bits = torch.full_like(rank_bits, torch.nan) if bits is None else bits.to(rank_bits.dtype)
-    sums = rank_bits.new_zeros(2, len(names)).index_add(1, place, torch.stack([rank_bits, bits]))
+    names, speaker_of_input, inputs = identification.speakers.unique(
+        return_inverse=True, return_counts=True
+    )
+    rank_bits = identification.rank_bits
+    bits = identification.bits
+    if bits is None:
+        bits = torch.full_like(rank_bits, torch.nan)
+    else:
+        bits = bits.to(rank_bits.dtype)
+    sums = rank_bits.new_zeros(2, len(names))
+    sums = sums.index_add(1, speaker_of_input, torch.stack([rank_bits, bits]))
     return SpeakerIdentification(names, inputs, *(sums / inputs))
 
 
@@ -175,9 +193,9 @@ def find_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     NaN for both where there is none.
     """
     values = pad(values, (0, 1), value=math.nan)
-    place = torch.where(values.isnan(), -torch.inf, values).argmax(0, keepdim=True)
-    largest = values.gather(0, place).squeeze(0)
-    return largest, torch.where(largest.isnan(), torch.nan, place.squeeze(0).to(largest.dtype))
+    index = torch.where(values.isnan(), -torch.inf, values).argmax(0, keepdim=True)
+    largest = values.gather(0, index).squeeze(0)
+    return largest, torch.where(largest.isnan(), torch.nan, index.squeeze(0).to(largest.dtype))
 
 
 def speaker_scalars(
@@ -185,12 +203,13 @@ def speaker_scalars(
 ) -> dict[str, Tensor]:
     """Return which tested speaker is protected worst, and how far speakers are apart."""
     values = disclosed.probed.d_ece
-    worst, place = find_largest(values)
-    deviations, others = values - values.nanmean(), ((~values.isnan()).sum() - 1).clamp(min=0)
+    worst, worst_index = find_largest(values)
+    deviations = values - values.nanmean()
+    degrees_of_freedom = ((~values.isnan()).sum() - 1).clamp(min=0)
     scalars = {
         "worst_speaker_d_ece": worst,
-        "worst_speaker": place,
-        "speaker_d_ece_spread": (deviations.square().nansum() / others).sqrt(),
+        "worst_speaker": worst_index,
+        "speaker_d_ece_spread": (deviations.square().nansum() / degrees_of_freedom).sqrt(),
     }
     if identified is not None:
         for key in ("mean_d", "alid"):

@@ -132,7 +132,9 @@ def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> T
             torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX"
         )
         matrix = torch.where(matrix == -torch.inf, torch.nan, matrix)
-    return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_same_rows else matrix
+    if pairs.is_same_rows:
+        return torch.where(matrix.isnan(), matrix.T, matrix)
+    return matrix
 
 
 def _similarity_rows(
@@ -144,9 +146,13 @@ def _similarity_rows(
     """
     llr = scores.laplace_llr_of_steps()
     is_geometric = similarity == "geometric"
-    find = scores.make_finder([logsigmoid(llr) if is_geometric else llr])
+    value_of_step = logsigmoid(llr) if is_geometric else llr
+    find = scores.make_finder([value_of_step])
     for group, means in _pair_means(pairs, lambda block_scores: find(block_scores)[0]):
-        yield group, means.exp() if is_geometric else means.sigmoid()
+        if is_geometric:
+            yield group, means.exp()
+        else:
+            yield group, means.sigmoid()
 
 
 def _pair_means(
@@ -159,34 +165,40 @@ def _pair_means(
     Where both sides are the same utterances, every pair of speakers appears once, in ascending
     order.
     """
-    rows, columns = pairs.enrolment.speaker_index, pairs.test.speaker_index
+    rows = pairs.enrolment.speaker_index
+    columns = pairs.test.speaker_index
     dtype = wide_dtype(rows.device)
     for group in pairs.row_groups():
-        size = group.last_speaker - group.first_speaker
-        sums, counts = (
-            torch.zeros(size, pairs.num_speakers, dtype=dtype, device=rows.device) for _ in range(2)
-        )
-        row_counts = count_values(
-            rows[group.rows.start : group.rows.stop] - group.first_speaker, size
-        )
-        for others in group.other_columns:
-            counts += row_counts[:, None] * count_values(
-                columns[others.start : others.stop], pairs.num_speakers
-            )
+        num_speakers = group.last_speaker - group.first_speaker
+        sums = torch.zeros(num_speakers, pairs.num_speakers, dtype=dtype, device=rows.device)
+        counts = torch.zeros_like(sums)
+        # Every pair of these columns is a trial, so that rows and columns need only be counted.
+        speaker_of_row = rows[group.rows.start : group.rows.stop] - group.first_speaker
+        num_rows = count_values(speaker_of_row, num_speakers)
+        for column_range in group.other_columns:
+            speaker_of_column = columns[column_range.start : column_range.stop]
+            num_columns = count_values(speaker_of_column, pairs.num_speakers)
+            counts += num_rows[:, None] * num_columns
         for block in pairs.blocks(group):
-            values = values_of(block.scores.clone() if pairs.is_exact else block.scores).to(dtype)
-            parts = [(sums, values)]
+            speaker_of_row = rows[block.rows] - group.first_speaker
+            speaker_of_column = columns[block.columns]
+            scores = block.scores.clone() if pairs.is_exact else block.scores
+            values = values_of(scores).to(dtype)
             if block.is_trial is not None:
-                parts = [
-                    (sums, values.masked_fill(~block.is_trial, 0)),
-                    (counts, block.is_trial.to(dtype)),
-                ]
-            for total, part in parts:
-                by_row = part.new_zeros(size, part.shape[1]).index_add(
-                    0, rows[block.rows] - group.first_speaker, part
-                )
-                total.index_add_(1, columns[block.columns], by_row)
+                values = values.masked_fill(~block.is_trial, 0)
+                is_trial = block.is_trial.to(dtype)
+                _add_by_speakers(counts, is_trial, speaker_of_row, speaker_of_column)
+            _add_by_speakers(sums, values, speaker_of_row, speaker_of_column)
         yield group, torch.where(counts > 0, sums / counts, torch.nan)
+
+
+def _add_by_speakers(
+    sums: Tensor, values: Tensor, speaker_of_row: Tensor, speaker_of_column: Tensor
+) -> None:
+    """Add the values ``(b, c)`` of a block to the sums ``(v, S)`` of its pairs of speakers."""
+    sums_of_rows = values.new_zeros(len(sums), values.shape[1])
+    sums_of_rows = sums_of_rows.index_add(0, speaker_of_row, values)
+    sums.index_add_(1, speaker_of_column, sums_of_rows)
 
 
 def summarise_similarity(
@@ -205,9 +217,9 @@ def summarise_similarity(
         if has_matrix:
             rows.append((group, means.detach()))
     (sums,) = pairs.processes.all_reduce(sums)
-    return _summarise_sums(sums, pairs.is_same_rows), (
-        _join_rows(pairs, rows) if has_matrix else None
-    )
+    summary = _summarise_sums(sums, pairs.is_same_rows)
+    matrix = _join_rows(pairs, rows) if has_matrix else None
+    return summary, matrix
 
 
 def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
@@ -216,23 +228,33 @@ def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
     First index: 0 the diagonal, 1 row sums, 2 column sums, both without the diagonal. Row 0 is
     ``first_speaker``.
     """
-    each = torch.stack([torch.ones_like(similarities), similarities, similarities.log2()])
-    each = torch.where(similarities.isnan(), 0, each)
-    margins = first_speaker, each.shape[2] - first_speaker - each.shape[1]
-    within = pad(each.diagonal(first_speaker, dim1=1, dim2=2), margins)
-    return torch.stack([within, pad(each.sum(2), margins) - within, each.sum(1) - within])
+    num_rows, num_speakers = similarities.shape
+    terms = torch.stack([torch.ones_like(similarities), similarities, similarities.log2()])
+    terms = torch.where(similarities.isnan(), 0, terms)  # (3, v, S)
+    # Zeros for the speakers before and after these rows.
+    margins = (first_speaker, num_speakers - first_speaker - num_rows)
+    diagonal = pad(terms.diagonal(first_speaker, dim1=1, dim2=2), margins)
+    row_sums = pad(terms.sum(2), margins) - diagonal
+    column_sums = terms.sum(1) - diagonal
+    return torch.stack([diagonal, row_sums, column_sums])
 
 
 def _summarise_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
-    (counts, within, log_within), of_rows, of_columns = sums
-    within, log_within = within / counts, log_within / counts
+    """Return the summary of what :func:`_sum_rows` returns, added over all rows."""
+    diagonal, row_sums, column_sums = sums
+    counts, within, log_within = diagonal
+    within = within / counts
+    log_within = log_within / counts
     # If both sides are the same utterances, a pair appears once and counts for both of its
     # speakers.
-    pair_sums = of_rows + of_columns
-    compared, alike, _ = pair_sums if has_unordered_pairs else of_rows
-    number, total, log_total = of_rows.sum(1)
-    dominance = (within.nanmean() - total / number).abs(), log_within.nanmean() - log_total / number
-    return SimilaritySummary(within, alike / compared, *dominance, pair_sums)
+    pair_sums = row_sums + column_sums
+    sums_of_speaker = pair_sums if has_unordered_pairs else row_sums
+    num_compared, similarity_to_others, _ = sums_of_speaker
+    num_pairs, total, log_total = row_sums.sum(1)
+    dominance = (within.nanmean() - total / num_pairs).abs()
+    log_dominance = log_within.nanmean() - log_total / num_pairs
+    row_means = similarity_to_others / num_compared
+    return SimilaritySummary(within, row_means, dominance, log_dominance, pair_sums)
 
 
 def summarise_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
@@ -248,8 +270,8 @@ def summarise_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySum
 
 def diagonal_and_row_means(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the diagonal ``(S,)`` of a matrix, and the mean of each row without it."""
-    others = matrix.detach().clone().fill_diagonal_(torch.nan)
-    return matrix.detach().diagonal(), others.nanmean(1)
+    without_diagonal = matrix.detach().clone().fill_diagonal_(torch.nan)
+    return matrix.detach().diagonal(), without_diagonal.nanmean(1)
 
 
 def deid_of_dominances(original: Tensor, protected: Tensor) -> Tensor:

@@ -86,9 +86,10 @@ def round_scores(scores: Tensor) -> Tensor:
 
     Scores that are equal in exact arithmetic then compare as equal.
     """
-    largest = (
-        scores.detach().abs().nan_to_num(0, 0, 0).amax() if scores.numel() else scores.new_zeros(())
-    )
+    if scores.numel():
+        largest = scores.detach().abs().nan_to_num(0, 0, 0).amax()
+    else:
+        largest = scores.new_zeros(())
     unit = torch.finfo(scores.dtype).eps * 2 ** _ROUNDED_BITS[scores.dtype]
     exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
     step = torch.ldexp(torch.full_like(largest, unit), exponent)

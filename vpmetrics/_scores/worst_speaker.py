@@ -459,10 +459,10 @@ class _LargestDisclosures:
 
     def find_worst_speaker(self) -> WorstSpeaker:
         """Return the speaker who discloses most, and how often permuted ones do as much."""
-        known = torch.where(self.of_speaker.isfinite(), self.of_speaker, torch.nan)
+        disclosure_or_nan = torch.where(self.of_speaker.isfinite(), self.of_speaker, torch.nan)
         if not bool(self.of_speaker.isfinite().any()):
-            return WorstSpeaker(math.nan, -1, math.nan, math.nan, known)
-        disclosure, place = self.of_speaker.max(0)
+            return WorstSpeaker(math.nan, -1, math.nan, math.nan, disclosure_or_nan)
+        disclosure, speaker = self.of_speaker.max(0)
         by_chance = self.by_draw[1:]
         chance = math.nan
         p_value = math.nan
@@ -472,7 +472,7 @@ class _LargestDisclosures:
             # Rounding of equal disclosures must not decide.
             num_as_large = int((by_chance >= disclosure - 1e-9).sum())
             p_value = (1 + num_as_large) / (DRAWS + 1)
-        return WorstSpeaker(float(disclosure), int(place), chance, p_value, known)
+        return WorstSpeaker(float(disclosure), int(speaker), chance, p_value, disclosure_or_nan)
 
 
 def linkability_by_chance(rows: TrialRows, edges: Tensor) -> Tensor:

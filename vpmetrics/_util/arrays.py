@@ -31,7 +31,10 @@ def as_integer_tensor(name: str, value: Any, device: torch.device | None = None)
     Anything else as it is.
     """
     if isinstance(value, (list, tuple)):
-        value = np.asarray(value) if len(value) else np.empty(0, dtype=np.int64)
+        if len(value):
+            value = np.asarray(value)
+        else:
+            value = np.empty(0, dtype=np.int64)
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "iub":
             raise TypeError(

@@ -126,8 +126,9 @@ def align_list_states(
             "Expected the same metric on all processes, but its states differ between them."
         )
     aligned = {}
-    for number, (name, state) in enumerate(states.items()):
-        forms_of_ranks = [row[3 * number : 3 * number + 3] for row in descriptions]
+    for state_index, (name, state) in enumerate(states.items()):
+        start = 3 * state_index
+        forms_of_ranks = [row[start : start + 3] for row in descriptions]
         known_forms = [form for form in forms_of_ranks if form[0] >= 0]
         widths = sorted({form[2] for form in known_forms})
         if len(widths) > 1:

@@ -24,9 +24,9 @@ def widen(tensor: Tensor) -> Tensor:
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:
     """Return the type of results: float64 if any input is float64, otherwise float32."""
-    return (
-        torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
-    )
+    if any(tensor.dtype == torch.float64 for tensor in tensors):
+        return torch.float64
+    return torch.float32
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

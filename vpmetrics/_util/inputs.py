@@ -33,17 +33,18 @@ class InputError(Exception):
     def __init__(
         self, message: str, path: Path | str | None = None, line: int | None = None
     ) -> None:
-        where = "" if path is None else shorten(str(path), 200) + (f":{line}: " if line else ": ")
+        if path is None:
+            where = ""
+        else:
+            where = shorten(str(path), 200) + (f":{line}: " if line else ": ")
         super().__init__(printable(shorten(where + message, 1000)))
 
 
 def shorten(text: str, width: int = 60) -> str:
     """Return a text of at most ``width`` characters: of a long one, its start and its end."""
-    return (
-        text
-        if len(text) <= width
-        else f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
-    )
+    if len(text) <= width:
+        return text
+    return f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
 
 
 def quote(value: object) -> str:

@@ -51,11 +51,18 @@ class _Index(Unit):
     """A speaker or an attack, stored as a number."""
 
     def show(self, value: float) -> str:
-        return DASH if math.isnan(value) else str(int(value)).replace("-", "−")
+        if math.isnan(value):
+            return DASH
+        return str(int(value)).replace("-", "−")
 
 
-BITS, PERCENT, DECIBELS = Unit("bit", ".3f"), Unit("%", ".2f", 100.0), Unit("dB", "+.2f")
-LOG10, PLAIN, COUNT, TAG = Unit("log10", ".2f"), Unit("", ".3f"), Unit("", ".0f"), _Tag("", "")
+BITS = Unit("bit", ".3f")
+PERCENT = Unit("%", ".2f", 100.0)
+DECIBELS = Unit("dB", "+.2f")
+LOG10 = Unit("log10", ".2f")
+PLAIN = Unit("", ".3f")
+COUNT = Unit("", ".0f")
+TAG = _Tag("", "")
 SPEAKER = _Index("", "")
 
 
@@ -88,12 +95,16 @@ class Scalar:
     def range_among(self, speakers: int) -> tuple[float, float]:
         """Return the range of the number among ``speakers`` speakers."""
         lowest, highest = self.range
-        return lowest, math.log2(speakers) if self.is_limited_by_speakers and speakers else highest
+        if self.is_limited_by_speakers and speakers:
+            highest = math.log2(speakers)
+        return lowest, highest
 
     @property
     def title(self) -> str:
         """Heading and unit."""
-        return f"{self.heading} [{self.unit.name}]" if self.unit.name else self.heading
+        if self.unit.name:
+            return f"{self.heading} [{self.unit.name}]"
+        return self.heading
 
     def show(self, value: float) -> str:
         """Return a value of it as text."""
@@ -160,4 +171,10 @@ def printable(name: object) -> str:
 
     A name in a file must not move the cursor of a terminal.
     """
-    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(name))
+    characters: list[str] = []
+    for character in str(name):
+        if character.isprintable():
+            characters.append(character)
+        else:
+            characters.append(repr(character)[1:-1])
+    return "".join(characters)

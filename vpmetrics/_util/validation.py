@@ -107,9 +107,8 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
     True does not count as 1, nor a tensor as a number.
     """
-    if isinstance(value, bool) or not any(
-        isinstance(value, type(one)) and value == one for one in choices
-    ):
+    is_choice = any(isinstance(value, type(choice)) and value == choice for choice in choices)
+    if isinstance(value, bool) or not is_choice:
         expected = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
 
@@ -298,20 +297,19 @@ def check_speakers_of_trials(speakers: Any, target: Tensor, validate_values: boo
     With ``validate_values`` compare the labels.
     """
     if not (isinstance(speakers, Sequence) and len(speakers) == 2):
-        got = (
-            f"{len(speakers)} of them"
-            if isinstance(speakers, Sequence)
-            else type(speakers).__name__
-        )
+        if isinstance(speakers, Sequence):
+            got = f"{len(speakers)} of them"
+        else:
+            got = type(speakers).__name__
         raise TypeError(
             "Expected `speakers` to be two tensors, of the enrolment and the test side, but got"
             f" {got}."
         )
-    for side, each in zip(("enrolment", "test"), speakers, strict=True):
+    for side, column in zip(("enrolment", "test"), speakers, strict=True):
         name = f"speakers of the {side} side"
-        check_integers(name, each)
-        check_shape(name, each, tuple(target.shape), "the shape of `target`")
-        check_same_device("target", target, name, each)
+        check_integers(name, column)
+        check_shape(name, column, tuple(target.shape), "the shape of `target`")
+        check_same_device("target", target, name, column)
     if validate_values and (wrong := int(((speakers[0] == speakers[1]) != target.bool()).sum())):
         raise ValueError(
             "Expected `target` to be 1 where both `speakers` are the same and 0 elsewhere, but"
@@ -349,28 +347,30 @@ def check_embeddings(
     So are its further ``integer_columns``.
     """
     sides = {"original": original, "protected": protected}
-    given = {name: side for name, side in sides.items() if side is not None}
-    if not given:
+    passed_sides = {name: side for name, side in sides.items() if side is not None}
+    if not passed_sides:
         raise ValueError("Expected `original` or `protected`, but got neither.")
-    for name, side in given.items():
+    for name, side in passed_sides.items():
         _check_rows(name, side, "(B, D)")
         if width is not None and side.shape[1] != width:
             raise ValueError(
                 f"Expected `{name}` to be {width} wide, as earlier batches, but got"
                 f" {side.shape[1]}."
             )
-    (first, rows), *others = given.items()
-    for name, side in others:
-        check_shape(name, side, tuple(rows.shape), f"the shape of `{first}`")
-        check_same_device(first, rows, name, side)
+    rows_name = next(iter(passed_sides))
+    rows = passed_sides[rows_name]
+    for name, side in passed_sides.items():
+        if name != rows_name:
+            check_shape(name, side, tuple(rows.shape), f"the shape of `{rows_name}`")
+            check_same_device(rows_name, rows, name, side)
     for name, column in ({"speakers": speakers} | dict(integer_columns or {})).items():
         if column is not None or name == "speakers":
-            _check_integer_column(name, column, first, rows)
+            _check_integer_column(name, column, rows_name, rows)
     if is_reference is not None:
         check_tensor("is_reference", is_reference)
         if is_reference.dtype != torch.bool:
             raise TypeError(f"Expected `is_reference` to be boolean, but got {is_reference.dtype}.")
-        _check_integer_column("is_reference", is_reference.byte(), first, rows)
+        _check_integer_column("is_reference", is_reference.byte(), rows_name, rows)
 
 
 def check_finite_embeddings(original: Tensor | None, protected: Tensor | None) -> None:
@@ -392,20 +392,21 @@ def check_finite_embeddings(original: Tensor | None, protected: Tensor | None) -
 
 def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
     """Raise for a recording with two speakers, or two values of another column; one GPU sync."""
-    given = {name: column for name, column in columns.items() if column is not None}
+    passed_columns = {name: column for name, column in columns.items() if column is not None}
     order = utterances.argsort()
     is_repeated = utterances[order].diff() == 0
-    conflicts = [is_repeated & (column[order].diff() != 0) for column in given.values()]
+    conflicts = [is_repeated & (column[order].diff() != 0) for column in passed_columns.values()]
     has_conflict = torch.stack([conflict.any() for conflict in conflicts]).tolist()
     for (name, column), conflict, is_wrong in zip(
-        given.items(), conflicts, has_conflict, strict=True
+        passed_columns.items(), conflicts, has_conflict, strict=True
     ):
         if is_wrong:
-            pair = order[int(conflict.nonzero()[0]) :][:2]
-            recording, (one, other) = int(utterances[pair[0]]), column[pair].tolist()
+            row_pair = order[int(conflict.nonzero()[0]) :][:2]
+            recording = int(utterances[row_pair[0]])
+            value, conflicting_value = column[row_pair].tolist()
             raise ValueError(
-                f"Expected rows with the same `utterances` to have the same `{name}`, but got {one}"
-                f" and {other} for recording {recording}."
+                f"Expected rows with the same `utterances` to have the same `{name}`, but got"
+                f" {value} and {conflicting_value} for recording {recording}."
             )
 
 
@@ -449,7 +450,7 @@ class _DeferredWarning(NamedTuple):
     The numbers of all warnings are read in one GPU sync.
     """
 
-    number: Tensor | None  # None: warn in any case
+    condition: Tensor | None  # None: warn in any case
     text: Callable[[float], str | None]  # None: do not warn
     # explains a NaN; only the first such warning is shown, with what the data lack
     is_undefined: bool
@@ -505,14 +506,19 @@ def warn_if(
 
 def _emit_warnings(collection: _WarningCollection) -> None:
     """Read all numbers in one sync, then warn; of several reasons for NaN only the first."""
-    numbers = [each.number.detach() for each in collection.warnings if each.number is not None]
-    values = iter(torch.stack(numbers).tolist() if numbers else ())
+    conditions = [
+        warning.condition.detach()
+        for warning in collection.warnings
+        if warning.condition is not None
+    ]
+    values = iter(torch.stack(conditions).tolist() if conditions else ())
     is_explained = False
-    for each in collection.warnings:
-        text = each.text(1 if each.number is None else next(values))
-        if text is None or (is_explained and each.is_undefined):
+    for warning in collection.warnings:
+        value = 1 if warning.condition is None else next(values)
+        text = warning.text(value)
+        if text is None or (is_explained and warning.is_undefined):
             continue
-        if each.is_undefined:
+        if warning.is_undefined:
             is_explained = True
             text = " ".join(filter(None, (text, collection.find_cause(), "The result is NaN.")))
         rank_zero_warn(text, UserWarning, stacklevel=4)

@@ -104,9 +104,8 @@ def attribute_disclosure(
         ... )
         (True, True, 1.0)
     """
-    labels, speakers = (
-        encode_labels(column).to(embeddings.device) for column in (labels, speakers)
-    )
+    labels = encode_labels(labels).to(embeddings.device)
+    speakers = encode_labels(speakers).to(embeddings.device)
     check_utterances("embeddings", embeddings, "speakers", speakers)
     check_shape("labels", labels, (len(embeddings),), "one per row of `embeddings`")
     if confidence is not None:
@@ -128,11 +127,13 @@ def attribute_disclosure(
     speaker_index = speaker_index[order]
     pairs = torch.stack([target, speaker_index]).unique(dim=1)
     if num_classes < 2 or int(count_values(pairs[0], num_classes).amin()) < 2:
-        reason = "two classes" if num_classes < 2 else "two speakers of every class"
+        if num_classes < 2:
+            reason = "two classes"
+        else:
+            reason = "two speakers of every class"
         warn_undefined(f"Attribute disclosure needs {reason}.")
-        return AttributeResult(
-            *[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7
-        )
+        undefined = torch.full((), torch.nan, dtype=dtype, device=embeddings.device)
+        return AttributeResult(*[undefined] * 7)
     low = high = chance = widen(embeddings.new_full((), torch.nan))
     with torch.no_grad():
         # The only label of each speaker, where all rows of a speaker share one.
@@ -143,29 +144,31 @@ def attribute_disclosure(
         bits, log_posterior, settings = model.measure_disclosure(target)
         if permutations:
             generator = torch.Generator().manual_seed(seed)
-            draws = (
-                _permute_labels(target, speaker_index, highest_label, generator)
-                for _ in range(permutations)
-            )
-            chance = (
-                torch.stack([model.measure_disclosure(draw)[0] for draw in draws])
-                .clamp(min=0)
-                .mean()
-            )
+            bits_by_permutation = []
+            for _ in range(permutations):
+                permuted = _permute_labels(target, speaker_index, highest_label, generator)
+                permuted_bits, _, _ = model.measure_disclosure(permuted)
+                bits_by_permutation.append(permuted_bits)
+            chance = torch.stack(bits_by_permutation).clamp(min=0).mean()
         if confidence is not None and num_speakers < FEWEST_SPEAKERS:
             warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
         elif confidence is not None:
             group = speaker_index % min(num_speakers, _MOST_GROUPS)
-            kept_rows = [group != left_out for left_out in range(int(group.amax()) + 1)]
-            replicates = [
-                model.refit_on_rows(kept, settings).measure_disclosure(target[kept])[0]
-                for kept in kept_rows
-            ]
+            replicates = []
+            for left_out in range(int(group.amax()) + 1):
+                is_kept = group != left_out
+                refitted = model.refit_on_rows(is_kept, settings)
+                replicate, _, _ = refitted.measure_disclosure(target[is_kept])
+                replicates.append(replicate)
             # More speakers make a better classifier: the mean of the replicates is no estimate of a
             # bias.
-            bounds = 0.0, math.log2(num_classes)
             low, high = jackknife_interval(
-                bits, torch.stack(replicates), confidence, *bounds, bias=0.0
+                bits,
+                torch.stack(replicates),
+                confidence,
+                lowest=0.0,
+                highest=math.log2(num_classes),
+                bias=0.0,
             )
     accuracy = widen(log_posterior.argmax(1) == target).mean()
     majority = widen(count_values(target, num_classes)).amax() / len(target)
@@ -178,7 +181,7 @@ def attribute_disclosure(
         majority,
         _label_entropy(target, num_classes),
     )
-    return AttributeResult(*(each.to(dtype) for each in values))
+    return AttributeResult(*(value.to(dtype) for value in values))
 
 
 def _index_labels(labels: Tensor, hashes: Sequence[Tensor]) -> tuple[int, Tensor]:
@@ -233,9 +236,8 @@ def _fit_classifiers(
         scale = centred.square().mean().sqrt().clamp(min=1e-12)
         # The column of ones is a penalised bias.
         features.append(torch.cat([centred / scale, torch.ones_like(rows[:, :1])], dim=1))
-    products = [
-        _sum_products(each, each, row_folds, min(_MOST_FOLDS, len(order))) for each in features
-    ]
+    num_folds = min(_MOST_FOLDS, len(order))
+    products = [_sum_products(design, design, row_folds, num_folds) for design in features]
     candidates = itertools.product(range(len(features)), _SHRINKAGES)
     return _CrossFittedClassifier(features, row_folds, products, candidates, num_classes)
 
@@ -256,13 +258,12 @@ class _CrossFittedClassifier:
         candidates: Iterable[Setting],
         num_classes: int,
     ) -> None:
-        self.features, self.row_folds, self.products, self.candidates = (
-            features,
-            row_folds,
-            products,
-            tuple(candidates),
-        )
-        self.num_folds, self.num_classes = len(products[0]), num_classes
+        self.features = features
+        self.row_folds = row_folds
+        self.products = products
+        self.candidates = tuple(candidates)
+        self.num_folds = len(products[0])
+        self.num_classes = num_classes
         # (K, N), the rows that are not in a fold, on which its classifier is fitted
         self.is_training = (
             row_folds != torch.arange(self.num_folds, device=row_folds.device)[:, None]
@@ -285,9 +286,12 @@ class _CrossFittedClassifier:
             products.append(
                 total - _sum_products(removed, removed, self.row_folds[~is_kept], self.num_folds)
             )
-        kept = [features[is_kept] for features in self.features]
         return _CrossFittedClassifier(
-            kept, self.row_folds[is_kept], products, sorted(candidates), self.num_classes
+            features=[features[is_kept] for features in self.features],
+            row_folds=self.row_folds[is_kept],
+            products=products,
+            candidates=sorted(candidates),
+            num_classes=self.num_classes,
         )
 
     def measure_disclosure(self, target: Tensor) -> tuple[Tensor, Tensor, set[Setting]]:
@@ -300,15 +304,15 @@ class _CrossFittedClassifier:
             _sum_products(features, labels, self.row_folds, self.num_folds)
             for features in self.features
         ]
-        log_posteriors, costs = [], []
+        log_posteriors = []
+        costs = []
         for (index, _), factor in zip(self.candidates, self.factors, strict=True):
             # (K, D, C)
             weights = torch.cholesky_solve(products[index].sum(0) - products[index], factor)
             scores = labels.new_zeros(labels.shape)
             for fold, weight in enumerate(weights):
-                scores[self.row_folds == fold] = (
-                    self.features[index][self.row_folds == fold] @ weight
-                )
+                is_in_fold = self.row_folds == fold
+                scores[is_in_fold] = self.features[index][is_in_fold] @ weight
             log_posteriors.append(self._calibrate_across_folds(scores, labels))
             loss = -log_posteriors[-1].gather(1, target[:, None]).squeeze(1)
             costs.append((self.is_training * loss).sum(1) / self.is_training.sum(1))
@@ -324,21 +328,17 @@ class _CrossFittedClassifier:
 
         Both are fitted on the held-out scores of the other folds.
         """
-        # (K, 1, N)
-        weights = (self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True))[
-            :, None
-        ]
-        # (C, N)
-        scores, labels, classes = (
-            scores.T / scores.std().clamp(min=1e-12),
-            labels.T,
-            labels.shape[1],
-        )
+        weights = self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True)
+        weights = weights[:, None]  # (K, 1, N)
+        classes = labels.shape[1]
+        scores = scores.T / scores.std().clamp(min=1e-12)  # (C, N)
+        labels = labels.T
         theta = scores.new_zeros(self.num_folds, 1 + classes)
         ridge = 1e-3 * torch.eye(1 + classes, dtype=scores.dtype, device=scores.device)
         for _ in range(_NEWTON_STEPS):
             posterior = (theta[:, :1, None] * scores + theta[:, 1:, None]).softmax(1)  # (K, C, N)
-            error, weighted = (posterior - labels) * weights, posterior * weights
+            error = (posterior - labels) * weights
+            weighted = posterior * weights
             gradient = (
                 torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1)
                 + theta @ ridge

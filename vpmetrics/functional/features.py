@@ -44,7 +44,8 @@ def f0_histogram(
     # A tracker's frequencies are quotients of whole lags. Without the nudge, rounding would lower
     # some of them by one.
     nudge = 1e-3
-    shortest, longest = int(sample_rate / highest + nudge), int(sample_rate / lowest + nudge)
+    shortest = int(sample_rate / highest + nudge)
+    longest = int(sample_rate / lowest + nudge)
     frames = widen(f0)
     is_voiced = (frames >= lowest) & (frames <= highest)
     lag = (sample_rate / torch.where(is_voiced, frames, highest) + nudge).floor().long()

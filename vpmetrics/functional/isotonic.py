@@ -59,10 +59,8 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
         largest = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
         scales.append(power_of_two_near(largest, least=torch.finfo(largest.dtype).tiny))
     unit, peak = scales
-    values, masses = (
-        widen(y) / unit,
-        widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1),
-    )
+    values = widen(y) / unit
+    masses = widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
     pool = number_pools(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
     mass_of_pool = sum_over_pools(masses, pool)
 

@@ -103,7 +103,8 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
         warn_undefined("The slope of local information needs trials with two references at least.")
         return scores.new_full((), torch.nan, dtype=result_dtype(scores))
     with torch.no_grad():
-        z, column = standardize_scores(scores), target_index.unsqueeze(1)
+        z = standardize_scores(scores)
+        column = target_index.unsqueeze(1)
         is_match = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, True)
         slopes = fit_logistic_slopes(
             z, is_match, z.gather(1, column), torch.zeros_like(target_index), num_folds=1
@@ -175,10 +176,12 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         >>> values["alid"], values["lid_pos"], values["link_rate"]
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
-    wide, count = widen(bits), len(bits)
+    wide = widen(bits)
+    count = len(bits)
     # Rounding of zero bits is no disclosure.
     is_positive = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
-    positives, negatives = widen(is_positive).sum(), widen(~is_positive).sum()
+    positives = widen(is_positive).sum()
+    negatives = widen(~is_positive).sum()
     values = {
         "alid": wide.mean(),
         "pdr": positives / count,

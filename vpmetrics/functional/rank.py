@@ -119,7 +119,10 @@ def rank_disclosure(
         counts = counts.new_full((*counts.shape[:-1], 1), torch.nan)
     shares = counts / counts.sum(dim=-1, keepdim=True)
     warn_undefined("A rank histogram holds no input, or NaN.", (ranks > 1) & shares.isnan().any())
-    gamma = shares if model == "empirical" else fit_beta_binomial(shares).probabilities
+    if model == "empirical":
+        gamma = shares
+    else:
+        gamma = fit_beta_binomial(shares).probabilities
     disclosure = (ranks * gamma).clamp(min=torch.finfo(gamma.dtype).tiny).log2()
     # With a tolerance, since the division by the sum and the fit round.
     above_chance = torch.where(gamma.isnan(), torch.nan, (ranks * gamma > 1 + 1e-6).to(gamma.dtype))

@@ -146,7 +146,7 @@ def singling_out(
     check_same_device("references", references, "conversations", conversations)
     check_whole_number("calibration", calibration, least=1)
     check_whole_number("draws", draws, least=2)
-    places = _places_of_rows(speakers, conversations)
+    number_in_speaker = _places_of_rows(speakers, conversations)
     folds = None
     if is_tested is not None:
         check_tensor("is_tested", is_tested)
@@ -161,10 +161,17 @@ def singling_out(
                 f"Expected `is_tested` to mark one conversation of every speaker, but got {wrong}"
                 " of some."
             )
-        places = torch.where(is_tested, -1, places)
-        calibration, folds = len(speakers), 1
+        number_in_speaker = torch.where(is_tested, -1, number_in_speaker)
+        calibration = len(speakers)
+        folds = 1
     population = form_population(
-        references, reference_speakers, conversations, speakers, places, calibration, folds
+        references,
+        reference_speakers,
+        conversations,
+        speakers,
+        number_in_speaker,
+        calibration,
+        folds,
     )
     return isolation_rates_and_standard_errors(population, sizes, scoring, draws)
 
@@ -215,21 +222,19 @@ def conversations(
         check_shape("sessions", sessions, tuple(speakers.shape), "the shape of `speakers`")
         columns.append(sessions)
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
-    given = [side for side in (original, protected) if side is not None]
-    members = form_conversations(group, _places_of_rows(group, *given), conversation)
-    original, protected = (
-        None if side is None else average_members(side, members) for side in (original, protected)
-    )
-    first = members[:, 0]
-    return AveragedUtterances(
-        original, protected, speakers[first], None if sessions is None else sessions[first]
-    )
+    sides = [side for side in (original, protected) if side is not None]
+    members = form_conversations(group, _places_of_rows(group, *sides), conversation)
+    if original is not None:
+        original = average_members(original, members)
+    if protected is not None:
+        protected = average_members(protected, members)
+    first_member = members[:, 0]
+    if sessions is not None:
+        sessions = sessions[first_member]
+    return AveragedUtterances(original, protected, speakers[first_member], sessions)
 
 
 def _places_of_rows(groups: Tensor, *sides: Tensor) -> Tensor:
-    """Return the place 0, 1, ..
-
-    Of each row in its group, ``(N,)``, in the canonical order of the rows.
-    """
+    """Return the place 0, 1, ... of each row in its group, ``(N,)``, in canonical order of rows."""
     order = order_rows(*sides)
     return torch.empty_like(order).scatter(0, order, count_within(groups[order]))

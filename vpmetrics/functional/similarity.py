@@ -187,11 +187,19 @@ def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
         {'d_ece_op_oo': tensor(0.5000), 'cllr_op_oo': tensor(0.5000),
          'g_d_ece': tensor(-10.), 'g_cllr': tensor(-10.0000)}
     """
-    oo, op, pp = (scalars[f"{name}_d_ece"] for name in ("oo", "op", "pp"))
-    oo_gain, op_gain, pp_gain = (1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp"))
-    op_oo, pp_oo, op_gain_oo, pp_gain_oo = (
-        torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)
-        for value, original in ((op, oo), (pp, oo), (op_gain, oo_gain), (pp_gain, oo_gain))
-    )
-    gains = {"g_d_ece": 10 * pp_oo.log10(), "g_cllr": 10 * pp_gain_oo.log10()}
-    return {"d_ece_op_oo": 1 - op_oo, "cllr_op_oo": 1 - op_gain_oo} | gains
+
+    def relative_to(original: Tensor, value: Tensor) -> Tensor:
+        return torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)
+
+    oo_d_ece = scalars["oo_d_ece"]
+    op_d_ece_ratio = relative_to(oo_d_ece, scalars["op_d_ece"])
+    pp_d_ece_ratio = relative_to(oo_d_ece, scalars["pp_d_ece"])
+    oo_information = 1 - scalars["oo_min_cllr"]
+    op_information_ratio = relative_to(oo_information, 1 - scalars["op_min_cllr"])
+    pp_information_ratio = relative_to(oo_information, 1 - scalars["pp_min_cllr"])
+    return {
+        "d_ece_op_oo": 1 - op_d_ece_ratio,
+        "cllr_op_oo": 1 - op_information_ratio,
+        "g_d_ece": 10 * pp_d_ece_ratio.log10(),
+        "g_cllr": 10 * pp_information_ratio.log10(),
+    }

@@ -247,7 +247,10 @@ def tpr_at_fpr(
 
 def resolve_rates(fpr: Sequence[float]) -> tuple[float, ...]:
     """Return rates as a tuple; raise unless all lie between 0 and 1."""
-    rates = tuple(fpr) if isinstance(fpr, Sequence) and not isinstance(fpr, str) else ()
+    if isinstance(fpr, Sequence) and not isinstance(fpr, str):
+        rates = tuple(fpr)
+    else:
+        rates = ()
     if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
         raise ValueError(
             f"Expected `fpr` to be a sequence of rates between 0 and 1, but got {fpr!r}."

@@ -108,8 +108,10 @@ def zebra_tag(l_w: Tensor | float) -> str:
         >>> zebra_tag(0.3), zebra_tag(torch.tensor(3.979))
         ('A', 'C')
     """
-    number = int(tag_number(torch.as_tensor(l_w, dtype=torch.float64)))
-    return TAG_LETTERS[number] if number >= 0 else "?"
+    letter_index = int(tag_number(torch.as_tensor(l_w, dtype=torch.float64)))
+    if letter_index < 0:
+        return "?"
+    return TAG_LETTERS[letter_index]
 
 
 class ECEProfile(NamedTuple):
@@ -154,14 +156,21 @@ def ece_profile(
     minimum = minimum_cross_entropy(
         count_by_score(preds, target, validate_args=validate_args).ascending, odds
     )
-    scores, is_target = widen(preds.flatten()), target.flatten().bool()
+    scores = widen(preds.flatten())
+    is_target = target.flatten().bool()
     # One prior at a time: all trials at all priors would not fit into memory.
-    miss, false_alarm = (
-        torch.stack([softplus(sign * (of_class + odd)).mean() for odd in odds])
-        for sign, of_class in ((-1, scores[is_target]), (1, scores[~is_target]))
+    target_scores = scores[is_target]
+    nontarget_scores = scores[~is_target]
+    target_cost = torch.stack([softplus(-1 * (target_scores + odd)).mean() for odd in odds])
+    nontarget_cost = torch.stack([softplus(nontarget_scores + odd).mean() for odd in odds])
+    actual = entropy_of_costs(target_cost, nontarget_cost, odds)
+    dtype = result_dtype(preds)
+    shape = prior_log_odds.shape
+    return ECEProfile(
+        prior=prior_entropy(odds).to(dtype).reshape(shape),
+        minimum=minimum.to(dtype).reshape(shape),
+        actual=actual.to(dtype).reshape(shape),
     )
-    rows = prior_entropy(odds), minimum, entropy_of_costs(miss, false_alarm, odds)
-    return ECEProfile(*(row.to(result_dtype(preds)).reshape(prior_log_odds.shape) for row in rows))
 
 
 def calibration_distortion(
@@ -248,18 +257,17 @@ def speaker_disclosure(
         (tensor([4, 7]), tensor([0.0000, 0.7213]), tensor(0.3607))
     """
     check_trials(preds, target, validate_args)
-    check_speakers_of_trials(
-        tuple(speakers) if isinstance(speakers, Tensor) else speakers, target, validate_args
-    )
-    names, places = torch.stack([side.flatten().long() for side in speakers]).unique(
-        return_inverse=True
-    )
-    scores, is_target = preds.flatten(), target.flatten().bool()
+    columns = tuple(speakers) if isinstance(speakers, Tensor) else speakers
+    check_speakers_of_trials(columns, target, validate_args)
+    speakers_of_sides = torch.stack([side.flatten().long() for side in speakers])
+    names, speaker_index = speakers_of_sides.unique(return_inverse=True)  # (S,), (2, P)
+    scores = preds.flatten()
+    is_target = target.flatten().bool()
     disclosed = compute_disclosure_of_trials(
-        collect_trial_scores(scores, is_target), scores, is_target, places, names
+        collect_trial_scores(scores, is_target), scores, is_target, speaker_index, names
     )
-    sides = (
-        TrialSideDisclosure(*(column.to(result_dtype(preds)) for column in side))
-        for side in disclosed[1:]
-    )
+    dtype = result_dtype(preds)
+    sides: list[TrialSideDisclosure] = []
+    for side in (disclosed.enrolled, disclosed.probed, disclosed.both):
+        sides.append(TrialSideDisclosure(*(column.to(dtype) for column in side)))
     return SpeakerDisclosure(disclosed.speakers, *sides)
