@@ -131,20 +131,20 @@ class _Neighbourhood:
     enrolment_rows: Tensor
 
 
-def _split_into_neighbourhoods(of_speakers: _SpeakerRows) -> Iterator[_Neighbourhood]:
+def _split_into_neighbourhoods(speaker_rows: _SpeakerRows) -> Iterator[_Neighbourhood]:
     """Yield speakers of one partition, about equally many at a time."""
-    num_tests = count_values(of_speakers.test_speaker, of_speakers.num_speakers)
-    for name in of_speakers.partition.unique():  # two or three: sexes, data sets
-        members = (of_speakers.partition == name).nonzero().flatten()
+    num_tests = count_values(speaker_rows.test_speaker, speaker_rows.num_speakers)
+    for name in speaker_rows.partition.unique():  # two or three: sexes, data sets
+        members = (speaker_rows.partition == name).nonzero().flatten()
         rows_per_speaker = max(1, int(num_tests[members].sum()) // len(members))
         most_speakers = min(_MOST_SPEAKERS, max(_FEWEST_SPEAKERS, _MOST_ROWS // rows_per_speaker))
         num_neighbourhoods = math.ceil(len(members) / most_speakers)
         for speakers in members.tensor_split(num_neighbourhoods):
-            new_place = torch.full_like(of_speakers.label, -1)
+            new_place = torch.full_like(speaker_rows.label, -1)
             new_place[speakers] = torch.arange(len(speakers), device=speakers.device)
-            speaker_of_test = new_place[of_speakers.test_speaker]
+            speaker_of_test = new_place[speaker_rows.test_speaker]
             test_rows = (speaker_of_test >= 0).nonzero().flatten()
-            is_enrolled = new_place[of_speakers.enrolment_speaker] >= 0
+            is_enrolled = new_place[speaker_rows.enrolment_speaker] >= 0
             if len(test_rows):
                 yield _Neighbourhood(
                     speakers,
@@ -216,13 +216,13 @@ def _permute_units(num_units: int, num_draws: int, generator: torch.Generator) -
     return torch.cat([as_they_are[None], numbers.argsort(dim=1)])
 
 
-def lay_cells(of_speakers: _SpeakerRows, num_cells: int = _CELLS) -> Tensor:
+def lay_cells(speaker_rows: _SpeakerRows, num_cells: int = _CELLS) -> Tensor:
     """Return the edges between cells of the score axis, fine at both ends.
 
     They do not depend on who spoke: edges laid at target scores would tell real targets apart, and
     not those of permuted speakers.
     """
-    rows = of_speakers.rows
+    rows = speaker_rows.rows
     stride = max(1, math.ceil(len(rows.enrolment) * len(rows.test) / _SAMPLED_SCORES))
     scores = round_scores(rows.compare(rows.enrolment_rows, rows.test_rows[::stride]))
     is_trial = rows.enrolment.ids[:, None] != rows.test.ids[::stride]
@@ -252,12 +252,12 @@ class _CellsOfScores:
 
 
 def _find_cells(
-    of_speakers: _SpeakerRows, neighbourhood: _Neighbourhood, edges: Tensor
+    speaker_rows: _SpeakerRows, neighbourhood: _Neighbourhood, edges: Tensor
 ) -> _CellsOfScores:
-    rows = of_speakers.rows
+    rows = speaker_rows.rows
     num_cells = len(edges) + 1
-    partition = of_speakers.partition[neighbourhood.speakers[0]]
-    is_in_partition = of_speakers.partition[of_speakers.enrolment_speaker] == partition
+    partition = speaker_rows.partition[neighbourhood.speakers[0]]
+    is_in_partition = speaker_rows.partition[speaker_rows.enrolment_speaker] == partition
     counts_of_blocks: list[Tensor] = []
     own_of_blocks: list[Tensor] = []
     rows_at_once = max(1, _MOST_SCORES // max(1, len(rows.enrolment)))
@@ -277,10 +277,14 @@ def _find_cells(
 
 @dataclass(frozen=True, eq=False)
 class _SlotTrials:
-    """The enrolment rows of the speaker of every slot, padded to ``U``.
+    """For every slot the enrolment rows of its speaker, as a table.
 
-    ``enrolment`` ``(R, U)``: place among the enrolment rows of the neighbourhood. ``is_row``
-    ``(R, U)``: not padding; ``is_trial``: those that the slot has a trial with.
+    The table ``(R, U)`` has a row for each of R slots, and a column for each row of the speaker
+    with most of them. Speakers with fewer have padding at the end.
+
+    ``enrolment``: the place of the row among the enrolment rows of the neighbourhood, 0 for
+    padding. ``is_row``: whether the entry is no padding. ``is_trial``: whether the entry is a
+    target trial of the slot.
     """
 
     enrolment: Tensor
@@ -288,32 +292,53 @@ class _SlotTrials:
     is_trial: Tensor
 
 
-def _find_slot_trials(of_speakers: _SpeakerRows, neighbourhood: _Neighbourhood) -> _SlotTrials:
-    """Return the target trials of every slot; within one side each unordered pair is one trial."""
-    enrolment = of_speakers.rows.enrolment
-    test = of_speakers.rows.test
-    test_rows = neighbourhood.test_rows
-    speaker = neighbourhood.speakers[neighbourhood.speaker_of_slot]
-    num_rows = of_speakers.num_rows[speaker][:, None]
-    longest = int(num_rows.amax())
-    row_of_speaker = torch.arange(longest, device=speaker.device)
-    is_row = row_of_speaker < num_rows
-    row = of_speakers.first_row[speaker][:, None] + row_of_speaker
-    row = row.clamp(max=max(0, len(enrolment) - 1))
-    is_trial = is_row & (enrolment.ids[row] != test.ids[test_rows][:, None])
-    if of_speakers.is_same_side:
-        is_trial = is_trial & (row < test_rows[:, None])
-    wanted = of_speakers.rows.condition.target_sessions
-    if wanted != "any" and enrolment.sessions is not None and test.sessions is not None:
-        is_same_session = enrolment.sessions[row] == test.sessions[test_rows][:, None]
-        if wanted == "other":
-            is_trial = is_trial & ~is_same_session
-        else:
-            is_trial = is_trial & is_same_session
-    place_of_row = torch.zeros(len(enrolment), dtype=torch.int64, device=row.device)
+def _find_slot_trials(speaker_rows: _SpeakerRows, neighbourhood: _Neighbourhood) -> _SlotTrials:
+    """Return the enrolment rows of every slot's speaker, and which are its target trials.
+
+    A slot is a test row that belongs to one speaker. Permutations put other test rows into it; its
+    speaker, and so its number of trials, stays.
+    """
+    num_enrolment_rows = len(speaker_rows.rows.enrolment)
+    speaker = neighbourhood.speakers[neighbourhood.speaker_of_slot]  # (R,)
+    num_rows = speaker_rows.num_rows[speaker][:, None]
+    first_row = speaker_rows.first_row[speaker][:, None]
+    # A neighbourhood has at least one slot, so there is a maximum.
+    column = torch.arange(int(num_rows.amax()), device=speaker.device)
+    is_row = column < num_rows  # (R, U)
+    # The rows of a speaker are adjacent. Padding may lie beyond the last row of all.
+    row = (first_row + column).clamp(max=max(0, num_enrolment_rows - 1))
+
+    # All enrolment rows of the neighbourhood's speakers are among its rows, so every entry that is
+    # no padding finds its place.
+    place_of_row = torch.zeros(num_enrolment_rows, dtype=torch.int64, device=row.device)
     num_enrolled = len(neighbourhood.enrolment_rows)
     place_of_row[neighbourhood.enrolment_rows] = torch.arange(num_enrolled, device=row.device)
-    return _SlotTrials(place_of_row[row].masked_fill(~is_row, 0), is_row, is_trial)
+    return _SlotTrials(
+        enrolment=place_of_row[row].masked_fill(~is_row, 0),
+        is_row=is_row,
+        is_trial=is_row & _mark_target_trials(speaker_rows, row, neighbourhood.test_rows),
+    )
+
+
+def _mark_target_trials(speaker_rows: _SpeakerRows, row: Tensor, test_rows: Tensor) -> Tensor:
+    """Return which pairs of one speaker are trials, ``(R, U)``.
+
+    ``row`` ``(R, U)``: enrolment rows of the speaker of each of the ``test_rows`` ``(R,)``.
+    """
+    enrolment = speaker_rows.rows.enrolment
+    test = speaker_rows.rows.test
+    # A recording is not compared with itself.
+    is_trial = enrolment.ids[row] != test.ids[test_rows][:, None]
+    if speaker_rows.is_same_side:
+        # Each unordered pair is one trial: of the slot with the later row.
+        is_trial = is_trial & (row < test_rows[:, None])
+    target_sessions = speaker_rows.rows.condition.target_sessions
+    if target_sessions == "any" or enrolment.sessions is None or test.sessions is None:
+        return is_trial
+    is_same_session = enrolment.sessions[row] == test.sessions[test_rows][:, None]
+    if target_sessions == "other":
+        return is_trial & ~is_same_session
+    return is_trial & is_same_session
 
 
 def _count_dealt(
@@ -366,23 +391,23 @@ class _Counts:
 
 
 def _count_speakers(
-    of_speakers: _SpeakerRows, edges: Tensor, num_draws: int, seed: int
+    speaker_rows: _SpeakerRows, edges: Tensor, num_draws: int, seed: int
 ) -> Iterator[_Counts]:
     """Yield the counts of some speakers after the other."""
     generator = torch.Generator().manual_seed(seed)
-    for neighbourhood in _split_into_neighbourhoods(of_speakers):
-        units = _find_units(of_speakers.rows.test, neighbourhood)
+    for neighbourhood in _split_into_neighbourhoods(speaker_rows):
+        units = _find_units(speaker_rows.rows.test, neighbourhood)
         new_unit = _permute_units(len(units.size), num_draws, generator)
         slot_of_slot = units.deal(new_unit.to(edges.device))
-        trials = _find_slot_trials(of_speakers, neighbourhood)
-        cells = _find_cells(of_speakers, neighbourhood, edges)
+        trials = _find_slot_trials(speaker_rows, neighbourhood)
+        cells = _find_cells(speaker_rows, neighbourhood, edges)
         entries_of_draw = len(units.order) * max(trials.enrolment.shape[1], cells.num_cells)
         draws_at_once = max(1, _MOST_SCORES // entries_of_draw)
         targets: list[Tensor] = []
         nontargets: list[Tensor] = []
         for some_draws in slot_of_slot.split(draws_at_once):
             counted = _count_dealt(
-                cells, trials, neighbourhood, some_draws, of_speakers.is_same_side
+                cells, trials, neighbourhood, some_draws, speaker_rows.is_same_side
             )
             targets.append(counted[0])
             nontargets.append(counted[1])
@@ -426,11 +451,11 @@ def find_worst_speaker(
                 continue
             if not bool(rows.enrolment_rows.isfinite().all() & rows.test_rows.isfinite().all()):
                 return _LargestDisclosures(labels.cpu()).find_worst_speaker()
-            of_speakers = _index_speakers(rows)
-            edges = lay_cells(of_speakers)
+            speaker_rows = _index_speakers(rows)
+            edges = lay_cells(speaker_rows)
             # The same permutations in every condition.
-            for counts in _count_speakers(of_speakers, edges, DRAWS, _SEED + fold):
-                largest.add(counts, of_speakers.label[counts.speakers])
+            for counts in _count_speakers(speaker_rows, edges, DRAWS, _SEED + fold):
+                largest.add(counts, speaker_rows.label[counts.speakers])
                 log_permutations += counts.log_permutations
         largest.log_permutations = max(largest.log_permutations, log_permutations)
     return largest.find_worst_speaker()
@@ -480,14 +505,14 @@ def linkability_by_chance(rows: TrialRows, edges: Tensor) -> Tensor:
     undefined = torch.full((), torch.nan, dtype=torch.float64, device=edges.device)
     if bool(edges[0].isnan()) or len(rows.enrolment) == 0 or len(rows.test) == 0:
         return undefined
-    of_speakers = _index_speakers(rows)
+    speaker_rows = _index_speakers(rows)
     bin_edges = edges[edges.isfinite()].to(rows.enrolment_rows.dtype)
     nontargets = torch.zeros(
         1 + _LINKABILITY_DRAWS, len(bin_edges) + 1, dtype=torch.int64, device=edges.device
     )
     targets = torch.zeros_like(nontargets)
     has_permutations = False
-    for counts in _count_speakers(of_speakers, bin_edges, _LINKABILITY_DRAWS, _SEED):
+    for counts in _count_speakers(speaker_rows, bin_edges, _LINKABILITY_DRAWS, _SEED):
         targets = targets + counts.targets.sum(1)
         nontargets = nontargets + counts.nontargets.sum(1)
         has_permutations = has_permutations or counts.log_permutations > 0

@@ -142,25 +142,47 @@ def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:
         >>> resample(torch.zeros(2, 24000), from_rate=24000, to_rate=16000).shape
         torch.Size([2, 16000])
     """
-    if from_rate == to_rate or waveforms.shape[-1] == 0:
+    num_samples = waveforms.shape[-1]
+    if from_rate == to_rate or num_samples == 0:
         return waveforms
+    # From 24 to 16 kHz, 3 samples become 2: a step. Whole steps keep this ratio exact.
     divisor = math.gcd(from_rate, to_rate)
-    step_in = from_rate // divisor
-    step_out = to_rate // divisor
-    length = waveforms.shape[-1]
-    # Whole steps keep the ratio exact. The transform is circular: at least 10 ms of zeros separate
-    # the end from the beginning. It is fast for small factors: the number of steps is 8 to 16 times
-    # a power of two.
-    steps = math.ceil((length + from_rate // 100) / step_in)
-    unit = 1 << max(1, steps.bit_length() - 4)
-    steps = math.ceil(steps / unit) * unit
-    spectrum = torch.fft.rfft(waveforms, n=steps * step_in)
-    nyquist_bin = steps * min(step_in, step_out) // 2  # of the lower rate
-    fade_bin = int(0.95 * nyquist_bin)
+    samples_per_step = from_rate // divisor
+    new_samples_per_step = to_rate // divisor
+    # The transform is circular: 10 ms of zeros or more separate the end from the beginning.
+    num_padded_samples = num_samples + from_rate // 100
+    num_steps = _round_up_for_fft(math.ceil(num_padded_samples / samples_per_step))
+
+    spectrum = torch.fft.rfft(waveforms, n=num_steps * samples_per_step)
+    lower_nyquist_bin = num_steps * min(samples_per_step, new_samples_per_step) // 2
+    first_faded_bin = int(0.95 * lower_nyquist_bin)
+    spectrum = _fade_out(spectrum, first_faded_bin, lower_nyquist_bin, waveforms.dtype)
+    # The inverse transform fills up missing frequencies with zeros. It divides by the new length
+    # where the old one is due, so the ratio of both is put back.
+    ratio = new_samples_per_step / samples_per_step
+    resampled: Tensor = torch.fft.irfft(spectrum, n=num_steps * new_samples_per_step) * ratio
+    return resampled[..., : math.ceil(num_samples * new_samples_per_step / samples_per_step)]
+
+
+def _round_up_for_fft(number: int) -> int:
+    """Return the next multiple of a power of two that makes the FFT fast.
+
+    The power is at least 2, so that the number is even and half of it a whole frequency bin. From
+    16 on, the multiple is at least the 8-fold and at most the 16-fold: small factors are fast, and
+    little is added.
+    """
+    power_of_two = 1 << max(1, number.bit_length() - 4)
+    return math.ceil(number / power_of_two) * power_of_two
+
+
+def _fade_out(spectrum: Tensor, first_bin: int, last_bin: int, dtype: torch.dtype) -> Tensor:
+    """Return the frequency bins up to ``last_bin``; from ``first_bin`` on they fall to 0.
+
+    The fall is a raised cosine in ``dtype``. ``spectrum`` ``(..., F)``, the result
+    ``(..., last_bin + 1)``.
+    """
     angle = torch.linspace(
-        0, math.pi, nyquist_bin - fade_bin + 1, dtype=waveforms.dtype, device=waveforms.device
+        0, math.pi, last_bin - first_bin + 1, dtype=dtype, device=spectrum.device
     )
-    faded = spectrum[..., fade_bin : nyquist_bin + 1] * (0.5 + 0.5 * angle.cos())
-    spectrum = torch.cat([spectrum[..., :fade_bin], faded], dim=-1)
-    resampled: Tensor = torch.fft.irfft(spectrum, n=steps * step_out) * (step_out / step_in)
-    return resampled[..., : math.ceil(length * step_out / step_in)]
+    faded = spectrum[..., first_bin : last_bin + 1] * (0.5 + 0.5 * angle.cos())
+    return torch.cat([spectrum[..., :first_bin], faded], dim=-1)

@@ -17,7 +17,7 @@ from torch.special import ndtr, ndtri
 
 from vpmetrics._scores.measures import missed_and_rejected_counts, prior_entropy
 from vpmetrics._scores.registry import scalar
-from vpmetrics._scores.score_counts import ScoresAndSteps, Steps
+from vpmetrics._scores.score_counts import CountedScores, OrderedScores, ScoresAndSteps, Steps
 from vpmetrics.plotting.axes import (
     CHANCE,
     COLOURS,
@@ -48,29 +48,46 @@ def draw_score_histogram(
 ) -> PlotResult:
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
-    lowest, highest = scores.trials.span_or_nan()
-    low = float(lowest)
-    high = float(highest)
-    if bool((scores.trials.class_sizes > 0).all()) and 0 < high - low < math.inf:
-        steps = scores.counts.ascending
-        edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
-        counts = scores.trials.count_between(edges[1:-1]).double().cpu().numpy()
-        bins = edges.double().cpu().numpy()
-        for row, name in ((1, "target"), (0, "non-target")):
-            density = counts[row] / counts[row].sum() / np.diff(bins)
-            colour = COLOURS[1 - row]
-            ax.stairs(density, bins, fill=True, color=colour, alpha=0.35, label=name)
-            ax.stairs(density, bins, color=colour, linewidth=1.2)
-        missed = steps.targets.cumsum(0)[:-1] / steps.targets.sum()
-        rejected = steps.nontargets.cumsum(0)[:-1] / steps.nontargets.sum()
-        threshold = float(steps.edges[(missed + rejected >= 1).to(torch.uint8).argmax()])
-        name = f"raw EER {scalar('raw_eer').show(float(scalars['raw_eer']))} %"
+    low, high = (float(end) for end in scores.trials.span_or_nan())
+    has_both_classes = bool((scores.trials.class_sizes > 0).all())
+    if has_both_classes and 0 < high - low < math.inf:
+        bin_edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1)
+        _draw_densities(ax, scores.trials, bin_edges.to(scores.counts.ascending.edges))
         ax.axvline(
-            threshold, color="black", linewidth=1.2, linestyle=":", label=name, gid="threshold"
+            _find_eer_threshold(scores.counts.ascending),
+            color="black",
+            linewidth=1.2,
+            linestyle=":",
+            label=f"raw EER {scalar('raw_eer').show(float(scalars['raw_eer']))} %",
+            gid="threshold",  # by which the line is found in the figure
         )
     ax.set(xlabel="score", ylabel="density")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
     return finish_axes(ax, title, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
+
+
+def _draw_densities(ax: Axes, trials: OrderedScores | CountedScores, bin_edges: Tensor) -> None:
+    """Draw a histogram of area 1 for each class, targets first."""
+    # The first and the last edge are the ends of the scores, so the outer bins need no edge there.
+    nontarget_counts, target_counts = trials.count_between(bin_edges[1:-1]).double().cpu().numpy()
+    edges = bin_edges.double().cpu().numpy()
+    for name, counts, colour in (
+        ("target", target_counts, COLOURS[0]),
+        ("non-target", nontarget_counts, COLOURS[1]),
+    ):
+        density = counts / counts.sum() / np.diff(edges)
+        ax.stairs(density, edges, fill=True, color=colour, alpha=0.35, label=name)
+        ax.stairs(density, edges, color=colour, linewidth=1.2)
+
+
+def _find_eer_threshold(steps: Steps) -> float:
+    """Return the lowest edge of a step at which the miss rate reaches the false-alarm rate."""
+    # Trials below an edge are rejected; no edge follows the last step.
+    miss_rate = steps.targets.cumsum(0)[:-1] / steps.targets.sum()
+    rejection_rate = steps.nontargets.cumsum(0)[:-1] / steps.nontargets.sum()
+    is_reached = miss_rate + rejection_rate >= 1  # the false-alarm rate is 1 - rejection_rate
+    first = is_reached.to(torch.uint8).argmax()  # of the largest values, argmax finds the first
+    return float(steps.edges[first])
 
 
 def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
