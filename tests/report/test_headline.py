@@ -157,6 +157,27 @@ def test_systems_are_ranked_by_what_they_disclose():
     assert summary_lines(unknown)[0] == "No verdict."
 
 
+def test_one_measured_system_is_not_compared_with_itself():
+    measured = system("measured", 0.3)
+    unknown = system("unknown", 0.0, op_d_ece=math.nan, op_d_ece_reversed=math.nan)
+    verdict = verdict_of_systems([unknown, measured])
+    assert verdict.title == "Only of measured is the disclosure known."
+    text = verdict.sentences[0]
+    assert text.startswith("measured discloses ")
+    assert text.count("measured") == 1
+
+
+def test_the_best_system_of_a_dataset_is_the_one_whose_number_is_given():
+    # The test set has no conversations, so that both data sets together are ranked by one
+    # utterance. The other data set is compared by conversations, which have the other order.
+    few = system("few, dev", 0.3, op_d_ece_conversation=0.5, conversation_utterances=5.0)
+    many = system("many, dev", 1.0, op_d_ece_conversation=0.4, conversation_utterances=5.0)
+    on_dev = [replace(each, dataset="dev") for each in (few, many)]
+    on_test = [replace(system("few, test", 0.3), dataset="test")]
+    verdict = verdict_of_systems([*on_dev, *on_test])
+    assert "On dev: many, dev discloses least." in verdict.sentences
+
+
 def test_systems_are_ranked_only_within_a_dataset():
     distances = {"a dev": 0.1, "a test": 2.0, "b dev": 1.0, "b test": 1.0}
     ones = [

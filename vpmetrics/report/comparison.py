@@ -265,53 +265,97 @@ def _find_indistinguishable(name: str, pairs: Sequence[Pair]) -> list[str]:
 
 
 def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]) -> Verdict:
-    """Return the verdict on systems of one data set, ranked."""
+    """Return the verdict on the competing systems of one data set.
+
+    The best system is the one that discloses least. The level and its reasons are those of the
+    best; the title and the first sentence compare it with the others. ``pairs`` tell which systems
+    differ significantly.
+    """
     key = ranking_key(systems)
-    ranked = [system for system in systems if not math.isnan(getattr(headline_of(system), key))]
-    verdict = verdict_of(systems[0])
-    if len(systems) == 1 or not ranked:
-        if systems[0].name:
-            title = f"{systems[0].name}: {verdict.title}"
-        else:
-            title = verdict.title
-        return verdict._replace(title=title)
-    best = ranked[0]
-    worst = ranked[-1]
-    least = str(disclosure_of(best, key))
-    most = str(disclosure_of(worst, key))
-    source = "from one utterance"
-    if key != "disclosure":
-        source = f"from {headline_of(best).conversation_utterances:.0f} utterances of one person"
-    title = f"{best.name} discloses least."
+    measured: list[EvaluatedSystem] = []
+    for system in systems:
+        if not math.isnan(_disclosed_bits(system, key)):
+            measured.append(system)
+    if len(systems) == 1 or not measured:
+        return _verdict_of_one(systems[0])
+    # Several data sets together may have been ranked by another key.
+    measured.sort(key=lambda system: _disclosed_bits(system, key))
+    best = measured[0]
+    verdict = verdict_of(best)
     sentences = [
-        (
-            f"{best.name} discloses {least} bit {source}, {worst.name} {most}, of {MOST_BITS:.3f}"
-            " at most."
-        ),
+        *_compare_disclosures(measured, key),
+        f"{best.name}: {verdict.title}",
+        *describe_risks(best)[:2],  # the rest is in the report of the system
+        *_name_most_distinct(systems),
     ]
+    for system in measured:
+        if strongest_attack_and_needs(system, headline_of(system).condition) is None:
+            sentences.append(explain_no_attack(system))
+            break  # one explanation serves all
+    title = _title_of_measured(measured, key, pairs)
+    return Verdict(verdict.level, title, tuple(sentences), verdict.reasons)
+
+
+def _disclosed_bits(system: EvaluatedSystem, key: str) -> float:
+    bits: float = getattr(headline_of(system), key)
+    return bits
+
+
+def _verdict_of_one(system: EvaluatedSystem) -> Verdict:
+    """Return the verdict on a system without others; its title begins with the system's name."""
+    verdict = verdict_of(system)
+    if system.name:
+        return verdict._replace(title=f"{system.name}: {verdict.title}")
+    return verdict
+
+
+def _title_of_measured(measured: Sequence[EvaluatedSystem], key: str, pairs: Sequence[Pair]) -> str:
+    """Return which of the systems, sorted by disclosure, discloses least, as far as is known."""
+    best = measured[0]
+    least_text = str(disclosure_of(best, key))
+    if len(measured) == 1:
+        return f"Only of {best.name} is the disclosure known."
+    if _have_equal_disclosures(measured, key):
+        return f"All disclose {least_text} bit."
     as_good_as_best = _find_indistinguishable(best.name, pairs)
     if as_good_as_best:
         names = ", ".join(as_good_as_best)
-        title = f"{best.name} discloses least, but these data do not tell it apart from {names}."
-    if len(ranked) > 1 and least == most:
-        title = f"All disclose {least} bit."
-        sentences = []
-    sentences.append(f"{best.name}: {verdict.title}")
-    sentences += describe_risks(best)[:2]
-    if len({scalar_cell("gvd", system).text for system in systems}) > 1:
-        distinct = [system for system in systems if math.isfinite(system.get_or_nan("gvd"))]
-        if distinct:
-            most_distinct = max(distinct, key=lambda system: system.get_or_nan("gvd"))
-            text = scalar_cell("gvd", most_distinct, with_interval=False).text
-            sentences.append(
-                f"Voices stay most distinct with {most_distinct.name} (G_VD {text} dB)."
-            )
-    not_attacked: list[EvaluatedSystem] = []
-    for system in ranked:
-        if strongest_attack_and_needs(system, headline_of(system).condition) is None:
-            not_attacked.append(system)
-    sentences += [explain_no_attack(system) for system in not_attacked[:1]]
-    return Verdict(verdict.level, title, tuple(sentences), verdict.reasons)
+        return f"{best.name} discloses least, but these data do not tell it apart from {names}."
+    return f"{best.name} discloses least."
+
+
+def _have_equal_disclosures(measured: Sequence[EvaluatedSystem], key: str) -> bool:
+    """Return whether several systems, sorted by disclosure, are equal in the digits of tables."""
+    best_text = str(disclosure_of(measured[0], key))
+    worst_text = str(disclosure_of(measured[-1], key))
+    return len(measured) > 1 and best_text == worst_text
+
+
+def _compare_disclosures(measured: Sequence[EvaluatedSystem], key: str) -> list[str]:
+    """Return a sentence with the least and the largest disclosure; none where they are equal."""
+    if _have_equal_disclosures(measured, key):
+        return []
+    best = measured[0]
+    worst = measured[-1]
+    source = "from one utterance"
+    if key != "disclosure":
+        source = f"from {headline_of(best).conversation_utterances:.0f} utterances of one person"
+    sentence = f"{best.name} discloses {disclosure_of(best, key)} bit {source}"
+    if len(measured) > 1:
+        sentence += f", {worst.name} {disclosure_of(worst, key)}"
+    return [f"{sentence}, of {MOST_BITS:.3f} at most."]
+
+
+def _name_most_distinct(systems: Sequence[EvaluatedSystem]) -> list[str]:
+    """Return a sentence on the system with the largest G_VD; none where all have the same."""
+    if len({scalar_cell("gvd", system).text for system in systems}) == 1:
+        return []
+    with_gvd = [system for system in systems if math.isfinite(system.get_or_nan("gvd"))]
+    if not with_gvd:
+        return []
+    most_distinct = max(with_gvd, key=lambda system: system.get_or_nan("gvd"))
+    text = scalar_cell("gvd", most_distinct, with_interval=False).text
+    return [f"Voices stay most distinct with {most_distinct.name} (G_VD {text} dB)."]
 
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:

@@ -447,32 +447,45 @@ def compute_conversations(
     settings: ReportSettings,
     groups: JackknifeGroups | None,
 ) -> Numbers:
-    """Compute what ``length`` utterances of a person disclose, at least by plain comparison."""
+    """Compute what ``length`` utterances of one person disclose to the best of several attackers.
+
+    The attackers are plain comparison by each encoder, with either sign of the score, and the fused
+    attacker where one was tried. The chance level is the largest of theirs, because the best one is
+    chosen among them. Numbers are NaN without a length.
+    """
     keys = ("d_ece_conversation", "d_ece_conversation_chance", "found_in_100_conversation")
     device = folds.plain[0].enrolment_rows.device
     if length is None:
         nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
         return Numbers(dict.fromkeys(keys, nan))
+    has_references = settings.enrolment is not None
+    # With "speaker", a row is the mean of a speaker's references, and is not grouped again.
+    is_enrolment_grouped = settings.enrolment != "speaker"
 
-    def score(rows: Collection[TrialRows]) -> ConversationScores:
+    def score(folds_of_rows: Collection[TrialRows]) -> ConversationScores:
         return score_conversations(
-            rows,
+            folds_of_rows,
             length,
             settings.conversations,
-            has_references=settings.enrolment is not None,
-            is_enrolment_grouped=settings.enrolment != "speaker",
+            has_references=has_references,
+            is_enrolment_grouped=is_enrolment_grouped,
         )
 
     with suppress_warnings():
-        of_attackers: list[_ScoredConversations] = []
-        for plain in folds.plain:
-            of_attackers += _measure_conversations(score([plain]), groups, num_signs=2)
-        if folds.attacked is not None:  # signs are part of the attack
-            of_attackers += _measure_conversations(score(folds.attacked), groups, num_signs=1)
-    disclosures = torch.stack([of_attacker.d_ece for of_attacker in of_attackers])
-    best = of_attackers[int(disclosures.nan_to_num(-torch.inf).argmax())]
-    chances = torch.stack([of_attacker.chance for of_attacker in of_attackers])
-    chance = torch.where(chances.isnan().all(), torch.nan, chances.nan_to_num(-torch.inf).amax())
+        attackers: list[_ScoredConversations] = []
+        for plain_rows in folds.plain:
+            one_fold_of_all_speakers = [plain_rows]
+            attackers += _measure_conversations(
+                score(one_fold_of_all_speakers), groups, num_signs=2
+            )
+        if folds.attacked is not None:
+            # The fused attacker has learnt the sign on other speakers.
+            attackers += _measure_conversations(score(folds.attacked), groups, num_signs=1)
+    disclosures = torch.stack([attacker.d_ece for attacker in attackers])
+    best = attackers[int(disclosures.nan_to_num(-torch.inf).argmax())]
+    chances = torch.stack([attacker.chance for attacker in attackers])
+    largest_chance = chances.nan_to_num(-torch.inf).amax()
+    chance = torch.where(chances.isnan().all(), torch.nan, largest_chance)
     scalars = dict(zip(keys, (best.d_ece, chance, best.found), strict=True))
     return Numbers(scalars, best.replicates)
 

@@ -11,7 +11,14 @@ from dataclasses import replace
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from vpmetrics._scores.registry import CI_SUFFIXES, DASH, scalar, scalar_key, utility_direction
+from vpmetrics._scores.registry import (
+    CI_SUFFIXES,
+    DASH,
+    hidden_conditions,
+    scalar,
+    scalar_key,
+    utility_direction,
+)
 from vpmetrics._util.inputs import shorten
 from vpmetrics.report.checks import Check
 from vpmetrics.report.headline import (
@@ -311,24 +318,36 @@ def sort_checks(checks: Iterable[Check]) -> list[Check]:
 
 
 def conditions_meant_to_hide(system: EvaluatedSystem) -> list[str]:
-    """Return the conditions in which speakers should be hidden: OP, and PP or across."""
+    """Return the conditions in which speakers should be hidden, in the order of tables.
+
+    These are OP (original enrolment against protected tests), PP (protected against protected) and
+    a condition without a name, of given scores. Where sessions are known, ``across`` replaces PP:
+    two sessions have different secrets, while PP includes pairs under the same secret. A system
+    with none of these has its first condition.
+    """
     conditions = conditions_in_table_order(system)
-    protected = "PP"
-    if "across" in conditions:
-        protected = "across"
-    return [name for name in conditions if name in ("OP", protected, "")] or conditions[:1]
+    hidden = hidden_conditions(conditions)
+    if not hidden:
+        return conditions[:1]
+    return [condition for condition in conditions if condition in hidden]
 
 
 def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
-    """Return the disclosure of a condition to the strongest attack.
+    """Return the disclosure of a condition, with its interval, as a cell of a table.
 
-    Else to plain comparison in either direction.
+    It is that to the strongest attack; where none was tried, that to plain comparison, of scores or
+    of negated scores, whichever is larger.
     """
     key = "d_ece_strongest"
     if math.isnan(system.get_or_nan(key, condition)):
-        key = max("d_ece", "d_ece_reversed", key=lambda name: system.get_or_nan(name, condition))
-    values = (system.get_or_nan(f"{key}{end}", condition) for end in ("", *CI_SUFFIXES))
-    return value_cell(scalar("disclosure"), *values)
+        key = "d_ece"
+        if system.get_or_nan("d_ece_reversed", condition) > system.get_or_nan("d_ece", condition):
+            key = "d_ece_reversed"
+    low_suffix, high_suffix = CI_SUFFIXES
+    value = system.get_or_nan(key, condition)
+    low = system.get_or_nan(f"{key}{low_suffix}", condition)
+    high = system.get_or_nan(f"{key}{high_suffix}", condition)
+    return value_cell(scalar("disclosure"), value, low, high)
 
 
 def ranking_key(systems: Sequence[EvaluatedSystem]) -> str:

@@ -376,55 +376,68 @@ def _find_attack(report: PrivacyReport, condition: str, key: str) -> tuple[str, 
 
 
 def _decide(report: PrivacyReport, headline: Headline) -> Headline:
-    """Return the headline with its level, its verdict in one sentence and the reasons for it."""
-    failed = [check.message for check in report.checks if check.status == FAILED]
-    risks = report.risks
-    shown = [risk for risk in risks if risk.level in ("moderate", "high")]
-    reasons = [risk.sentence for risk in sorted(shown, key=lambda risk: risk.level == "moderate")]
-    excess = headline.worst_disclosure - headline.worst_chance
-    if headline.is_speaker_exposed:
+    """Return the headline with its level, its verdict in one sentence and the reasons for it.
+
+    The level is high or moderate where the data show a risk of that level, or a single exposed
+    speaker. It is low where the data exclude every risk, if attacks learnt from enough speakers,
+    the worst speaker is known and no check failed. Otherwise it is inconclusive.
+    """
+    failed_checks = [check.message for check in report.checks if check.status == FAILED]
+    high_risks = [risk for risk in report.risks if risk.level == "high"]
+    moderate_risks = [risk for risk in report.risks if risk.level == "moderate"]
+    is_exposed = headline.is_speaker_exposed
+    worst_above_chance = headline.worst_disclosure - headline.worst_chance
+
+    reasons = [risk.sentence for risk in [*high_risks, *moderate_risks]]
+    if is_exposed:
         reasons.append(describe_exposed_speaker(headline))
-    has_high_risk = any(risk.level == "high" for risk in shown)
-    if has_high_risk or (headline.is_speaker_exposed and excess > WORST_SPEAKER_EXCESS):
-        return _conclude(headline, "high", "High speaker leakage.", [*reasons, *failed])
-    if shown or headline.is_speaker_exposed:
-        return _conclude(headline, "moderate", "Moderate speaker leakage.", [*reasons, *failed])
-    num_fitted = min(_count_fitted_speakers(report), default=0)
+    reasons += failed_checks
+    if high_risks or (is_exposed and worst_above_chance > WORST_SPEAKER_EXCESS):
+        return _conclude(headline, "high", "High speaker leakage.", reasons)
+    if moderate_risks or is_exposed:
+        return _conclude(headline, "moderate", "Moderate speaker leakage.", reasons)
+
+    num_fitted = _fewest_fitted_speakers(report)
     is_worst_known = not math.isnan(headline.worst_p)
-    if num_fitted > 0 and is_worst_known and not failed:
-        length = _find_safe_length(risks, report.shorter_risks)
-        if length is not None and num_fitted < FEW_SPEAKERS:
-            sentence = (
-                f"Inconclusive: nothing was found, but attackers learnt from {num_fitted:.0f}"
-                f" speakers; from {FEW_SPEAKERS} and more they find more."
-            )
-            return _conclude(headline, "inconclusive", sentence, [])
-        if length is not None:
-            return _conclude(headline, "low", _low_sentence(report, length, risks), [])
-    return _conclude(
-        headline,
-        "inconclusive",
-        _inconclusive_sentence(risks, is_evaluation_sound=not failed),
-        failed,
-    )
+    safe_utterances = None
+    if num_fitted > 0 and is_worst_known and not failed_checks:
+        safe_utterances = _count_safe_utterances(report.risks, report.shorter_risks)
+    if safe_utterances is None:
+        sentence = _inconclusive_sentence(report.risks, is_evaluation_sound=not failed_checks)
+        return _conclude(headline, "inconclusive", sentence, failed_checks)
+    if num_fitted < FEW_SPEAKERS:
+        sentence = (
+            f"Inconclusive: nothing was found, but attackers learnt from {num_fitted:.0f}"
+            f" speakers; from {FEW_SPEAKERS} and more they find more."
+        )
+        return _conclude(headline, "inconclusive", sentence, [])
+    sentence = _low_sentence(report, safe_utterances, report.risks)
+    return _conclude(headline, "low", sentence, [])
 
 
 def _conclude(headline: Headline, level: Level, sentence: str, reasons: Sequence[str]) -> Headline:
     return replace(headline, level=level, verdict=sentence, reasons=tuple(reasons))
 
 
-def _count_fitted_speakers(report: PrivacyReport) -> list[float]:
-    """Return how many speakers attacks were fitted on, of each condition with attacks."""
-    numbers: list[float] = []
+def _fewest_fitted_speakers(report: PrivacyReport) -> float:
+    """Return how many speakers the attacks of a condition were fitted on, the fewest of all.
+
+    Only conditions in which speakers should be hidden count; 0 where none of them was attacked.
+    """
+    num_fitted_by_condition: list[float] = []
     for condition in hidden_conditions(report.conditions):
         num_fitted = report.scalars.get(scalar_key(condition, "attack_speakers"))
         if num_fitted is not None and not bool(num_fitted.isnan()):
-            numbers.append(float(num_fitted))
-    return numbers
+            num_fitted_by_condition.append(float(num_fitted))
+    return min(num_fitted_by_condition, default=0.0)
 
 
-def _find_safe_length(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> int | None:
-    """Return for how many utterances of a person all risks are excluded; None where for none."""
+def _count_safe_utterances(risks: Sequence[Risk], shorter_risks: Sequence[Risk]) -> int | None:
+    """Return from how many utterances of one person all risks are excluded; None where from none.
+
+    ``risks`` include those of the longest conversations, ``shorter_risks`` are those of shorter
+    ones.
+    """
     rates = [risk for risk in risks if risk.name not in MAIN_RISKS]
     if not risks or not all(risk.level == "low" for risk in rates):
         return None
@@ -444,7 +457,7 @@ def _low_sentence(report: PrivacyReport, length: int, risks: Sequence[Risk]) -> 
     amount = "for one utterance"
     if length > 1:
         amount = f"for up to {length} utterances"
-    num_fitted = min(_count_fitted_speakers(report))
+    num_fitted = _fewest_fitted_speakers(report)
     sentence = (
         f"Low speaker leakage, {amount} of one person, to attackers who learnt from"
         f" {num_fitted:,.0f} speakers"
