@@ -5,6 +5,7 @@ Nothing but the data decides.
 
 import copy
 import inspect
+from typing import ClassVar
 
 import pytest
 import torch
@@ -94,12 +95,11 @@ def made_systems():
     yield "absolute values, rotated", 0.09, (original, original.abs() @ turn, names)
     yield "absolute values of a rotation", 0.02, (original, (original @ turn).abs(), names)
     original, names, draw = fading_voices()
-    kept = torch.arange(48) < 24
+    has_trace = torch.arange(48) < 24
     noise = torch.randn(400, 48, generator=draw, dtype=torch.float64)
-    hidden = original @ rotation(48, draw) * torch.where(kept, 0.02, 0.0) + noise * torch.where(
-        kept, 1e-4, 1.0
-    )
+    trace = original @ rotation(48, draw) * torch.where(has_trace, 0.02, 0.0)
     # a trace in directions of low variance
+    hidden = trace + noise * torch.where(has_trace, 1e-4, 1.0)
     yield "trace in low variance", 0.3, (original, hidden, names)
     bundled = demo_voices()
     rows = bundled.utterances % 2 == 0
@@ -109,7 +109,8 @@ def made_systems():
 @pytest.mark.parametrize("system", list(made_systems()), ids=lambda system: system[0])
 def test_absurd_systems_hide_nobody(system):
     _, least, rows = system
-    assert found(*rows, condition="PP" if rows[0] is None else "OP")["d_ece_strongest"] > least
+    condition = "PP" if rows[0] is None else "OP"
+    assert found(*rows, condition=condition)["d_ece_strongest"] > least
 
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
@@ -138,8 +139,9 @@ def test_strongest_attack_is_at_least_plain_cosine_or_its_negation(condition):
         protected = torch.randn((), generator=draw) * original + noise_like(original, draw)
         keys = [f"{condition}_{key}" for key in ("d_ece", "d_ece_reversed", "d_ece_strongest")]
         values = compute(VoicePrivacy(metrics=keys, intervals=0.95), original, protected, names)
-        plain, turned, strongest = (values[key] for key in keys)
-        assert strongest >= max(plain, turned) - 1e-12
+        plain = values[f"{condition}_d_ece"]
+        negated = values[f"{condition}_d_ece_reversed"]
+        assert values[f"{condition}_d_ece_strongest"] >= max(plain, negated) - 1e-12
 
 
 def test_fusion_keeps_a_dominant_speaker():
@@ -192,29 +194,33 @@ def test_result_is_independent_of_threads_labels_and_row_order(kind):
         protected = bundled.protected["B2u"][rows]
         names = bundled.speakers[rows]
     else:
-        sizes = (8, 6, 256) if kind == "wide" else (12, 4, 96)
+        sizes = (12, 4, 96)
+        if kind == "wide":
+            sizes = (8, 6, 256)
         original, names, _ = fading_voices(*sizes, dtype=torch.float32)
         protected = original @ rotation(sizes[2], draw, torch.float32) + 0.3 * noise_like(
             original, draw
         )
-    groups = names % 2 if kind == "thin" else torch.zeros_like(names)
+    groups = torch.zeros_like(names)
+    if kind == "thin":
+        groups = names % 2
     order = torch.randperm(len(names), generator=draw)
     renamed = torch.randperm(37, generator=draw) * 7 - 40
-    for number, rows, labels in (
+    for num_threads, rows, labels in (
         (1, slice(None), names),
         (2, slice(None), names),
         (1, order, renamed[names]),
     ):
-        torch.set_num_threads(number)
+        torch.set_num_threads(num_threads)
         try:
-            given = original[rows], protected[rows], labels[rows]
-            results.append(
-                [found(*given, condition=name, groups=groups[rows]) for name in ("OP", "PP")]
-            )
+            columns = original[rows], protected[rows], labels[rows]
+            in_op = found(*columns, condition="OP", groups=groups[rows])
+            in_pp = found(*columns, condition="PP", groups=groups[rows])
+            results.append([in_op, in_pp])
         finally:
             torch.set_num_threads(threads)
-        for one, other in zip(results[0], results[-1], strict=True):
-            assert_same_result(one, other, atol=1e-6)
+        for expected, result in zip(results[0], results[-1], strict=True):
+            assert_same_result(expected, result, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -223,8 +229,11 @@ def test_result_is_independent_of_threads_labels_and_row_order(kind):
 def test_result_is_independent_of_block_size(condition, column, monkeypatch):
     original, speakers, draw = fading_voices(24, 6)
     rows = original, 0.5 * original + noise_like(original, draw), speakers
-    numbers = {"sessions": torch.arange(len(speakers)) % 2, "groups": speakers % 2}
-    columns = {column: numbers[column]} if column else {}
+    columns = {}
+    if column == "sessions":
+        columns["sessions"] = torch.arange(len(speakers)) % 2
+    elif column == "groups":
+        columns["groups"] = speakers % 2
     expected = found(*rows, FEW, condition, **columns)
     monkeypatch.setattr(feature_blocks, "ENTRIES_AT_ONCE", 3000)
     monkeypatch.setattr(fused_scores, "_ROW_ENTRIES_AT_ONCE", 1000)
@@ -237,7 +246,8 @@ def test_result_is_independent_of_block_size(condition, column, monkeypatch):
 class Own(Attack):
     """An attacker of one's own, who learns nothing."""
 
-    name, needs = "own", "nothing"
+    name = "own"
+    needs = "nothing"
 
     def fit(self, original, protected, speakers):
         return self
@@ -256,7 +266,8 @@ class Scaled(Own):
 class Enrolled(Own):
     """Compares with the mean of an enrolled speaker; remembers how many recordings that has."""
 
-    name, seen = "enrolled", []
+    name = "enrolled"
+    seen: ClassVar = []
 
     def enrol(self, rows, speakers):
         self.seen.append(speakers.unique(return_counts=True)[1])
@@ -268,9 +279,11 @@ class Crop(Own):
     """Compares the first half of original dimensions with the last half of protected ones."""
 
     def attack(self, original, protected):
-        return None if original is None else original[
-            :, :12
-        ], None if protected is None else protected[:, 12:]
+        if original is not None:
+            original = original[:, :12]
+        if protected is not None:
+            protected = protected[:, 12:]
+        return original, protected
 
 
 class Unrotate:
@@ -288,18 +301,24 @@ class Unrotate:
 
     def attack(self, original, protected):
         assert self.rows > 0
-        return original, None if protected is None else protected @ self.turn.T.to(protected)
+        if protected is not None:
+            protected = protected @ self.turn.T.to(protected)
+        return original, protected
 
 
 class Flipped(Plain):
     """Inherits the name of plain comparison, too."""
 
     def attack(self, original, protected):
-        return original, None if protected is None else protected.flip(1)
+        if protected is not None:
+            protected = protected.flip(1)
+        return original, protected
 
 
 class Turned(LinearAttack):
-    name, needs, settings = "turned", "nothing", (1, 2, 3)
+    name = "turned"
+    needs = "nothing"
+    settings = (1, 2, 3)
 
     def maps(self, statistics, setting):
         return Maps(map_p=torch.eye(24, dtype=torch.float64).roll(setting, 1))
@@ -315,26 +334,33 @@ class Near(CanonicalCorrelation):
 def test_methods_of_custom_attacks_are_used():
     original, names, draw = fading_voices(12, 20, 24)
     turn = rotation(24, draw)
-    attack = Unrotate(turn)
-    systems = original @ turn, original.flip(1), original.roll(-2, 1), original @ turn
-    for each, protected in zip((attack, Flipped(), Turned(), Near()), systems, strict=True):
-        result = found(original, protected, names, attacks=[each])
+    unrotate = Unrotate(turn)
+    for attack, protected in (
+        (unrotate, original @ turn),
+        (Flipped(), original.flip(1)),
+        (Turned(), original.roll(-2, 1)),
+        (Near(), original @ turn),
+    ):
+        result = found(original, protected, names, attacks=[attack])
         assert result["d_ece_strongest"] > 0.25
-    assert attack.rows == 0, "the attack given is a template, and stays as it is"
+    assert unrotate.rows == 0, "the attack given is a template, and stays as it is"
     assert StrongestAttack(attacks=[Flipped()]).attack_names == ("plain", "plain")
 
 
-OVERRIDES = [
-    (kind, method)
-    for kind in (getattr(vpmetrics.attacks, name) for name in vpmetrics.attacks.__all__)
-    if isinstance(kind, type) and issubclass(kind, TunedAttack) and "name" in vars(kind)
-    for method, _ in inspect.getmembers(kind, inspect.isfunction)
-    if not method.startswith("_")
-]
+def public_methods_of_attacks():
+    """Every built-in attack that has settings, with each of its public methods."""
+    for name in vpmetrics.attacks.__all__:
+        kind = getattr(vpmetrics.attacks, name)
+        if isinstance(kind, type) and issubclass(kind, TunedAttack) and "name" in vars(kind):
+            for method, _ in inspect.getmembers(kind, inspect.isfunction):
+                if not method.startswith("_"):
+                    yield kind, method
 
 
 @pytest.mark.parametrize(
-    ("kind", "method"), OVERRIDES, ids=lambda part: getattr(part, "__name__", part)
+    ("kind", "method"),
+    list(public_methods_of_attacks()),
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_overridden_built_in_method_is_called(kind, method):
     def fail(self, *_):
@@ -370,7 +396,8 @@ def test_custom_attack_for_another_condition_raises(condition, kind):
 @pytest.mark.parametrize(("most", "given"), [(10, 10), (None, 48), (1000, 48)])
 def test_fit_receives_at_most_most_rows(most, given):
     class Counting(Unrotate):
-        most_rows, seen = most, []
+        most_rows = most
+        seen: ClassVar = []
 
         def fit(self, original, protected, speakers):
             self.seen.append(protected.sort(dim=0).values)
@@ -379,9 +406,9 @@ def test_fit_receives_at_most_most_rows(most, given):
     original, speakers, draw = fading_voices(15, 4, 24)  # folds of three
     for rows in (torch.arange(60), torch.randperm(60, generator=draw)):
         found(original[rows], original[rows], speakers[rows], attacks=[Counting(torch.eye(24))])
-    first, second = torch.stack(Counting.seen).chunk(2)
-    assert torch.equal(first, second)  # in any order
-    for rows in first:
+    rows_by_fold, shuffled_rows_by_fold = torch.stack(Counting.seen).chunk(2)
+    assert torch.equal(rows_by_fold, shuffled_rows_by_fold)  # in any order
+    for rows in rows_by_fold:
         assert len(rows) == given
         assert_close(rows.norm(), torch.tensor(given, dtype=torch.float64).sqrt())  # of unit length
 
@@ -390,9 +417,8 @@ def test_scores_with_a_large_offset_are_resolved():
     original, names, draw = fading_voices(12, 8, 24)
     data = data_of(original, original + noise_like(original, draw), names)
     condition = CONDITIONS["OP"]
-    own, plain = (
-        FusedAttacker(data, [each], [condition]).result(condition) for each in (Scaled(), Plain())
-    )
+    own = FusedAttacker(data, [Scaled()], [condition]).result(condition)
+    plain = FusedAttacker(data, [Plain()], [condition]).result(condition)
     assert_close(
         own.measures["d_ece_strongest"], plain.measures["d_ece_strongest"], atol=2e-3, rtol=0
     )
@@ -404,20 +430,17 @@ def test_enrolment_excludes_the_same_recording(condition, monkeypatch):
     # Every recording is known by heart, and no recording says anything of another one.
     original = torch.randn(120, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = data_of(original, original, torch.arange(120) // 10, utterances=torch.arange(120))
-    result = FusedAttacker(data, [Enrolled()], [CONDITIONS[condition]]).result(
-        CONDITIONS[condition]
-    )
-    assert (
-        result.measures["d_ece_strongest"] < 0.1
-    )  # luck of twelve speakers; a mean that holds the recording itself tells 0.6
-    assert {int(count) for counts in seen for count in counts} == {5}
+    attacker = FusedAttacker(data, [Enrolled()], [CONDITIONS[condition]])
+    result = attacker.result(CONDITIONS[condition])
+    # luck of twelve speakers; a mean that holds the recording itself tells 0.6
+    assert result.measures["d_ece_strongest"] < 0.1
+    assert torch.cat(seen).unique().tolist() == [5]
 
 
 def test_enrolment_means_disclose_more_than_single_utterances():
     original, names, _ = fading_voices(20, 12, 24)
-    alone, enrolled = (
-        found(original, original, names, attacks=[Plain(), *each]) for each in ((), (Enrolled(),))
-    )
+    alone = found(original, original, names, attacks=[Plain()])
+    enrolled = found(original, original, names, attacks=[Plain(), Enrolled()])
     assert enrolled["d_ece_strongest"] > alone["d_ece_strongest"] + 0.05
 
 
@@ -441,13 +464,16 @@ def test_observed_speech_improves_attacks_with_few_speakers():
     # Twelve measured speakers of three utterances in 60 dimensions: too few to learn a rotation
     # from.
     original, names, draw = fading_voices(12, 3, 60, within=2.0, falls=1.0)
-    others, their_names, _ = fading_voices(60, 20, 60, seed=1, within=2.0, falls=1.0)
+    observed, observed_names, _ = fading_voices(60, 20, 60, seed=1, within=2.0, falls=1.0)
     turn = rotation(60, draw)
     rows = original, original @ turn, names
-    alone, observing, merged = (StrongestAttack(attacks=FEW) for _ in range(3))
-    for part in torch.arange(len(others)).split(100):
-        observing.observe(others[part], others[part] @ turn, their_names[part] + 1000)
-    expected, value = (compute(metric, *rows) for metric in (alone, observing))
+    alone = StrongestAttack(attacks=FEW)
+    observing = StrongestAttack(attacks=FEW)
+    merged = StrongestAttack(attacks=FEW)
+    for batch in torch.arange(len(observed)).split(100):
+        observing.observe(observed[batch], observed[batch] @ turn, observed_names[batch] + 1000)
+    expected = compute(alone, *rows)
+    value = compute(observing, *rows)
     assert value["d_ece_strongest"] > expected["d_ece_strongest"] + 0.05
     merged.merge_state(observing)
     assert_close(merged.compute(), value, equal_nan=True)
@@ -469,10 +495,10 @@ def test_observed_speakers_count_as_fitted_on():
     original, names, draw = fading_voices(40, 4, 24)
     protected = original @ rotation(24, draw) + noise_like(original, draw)
     is_measured = names < 12
-    others = original[~is_measured], protected[~is_measured], names[~is_measured]
+    observed_rows = original[~is_measured], protected[~is_measured], names[~is_measured]
     rows = original[is_measured], protected[is_measured], names[is_measured]
     metric = StrongestAttack(attacks=FEW)
-    metric.observe(*others)
+    metric.observe(*observed_rows)
     metric.observe(*rows)  # known from the folds already
     assert compute(metric, *rows)["attack_speakers"] == 9 + 28
 
@@ -497,9 +523,9 @@ def test_observed_speech_and_other_folds_teach_together():
     expected = RidgeToOriginal().solve(
         TrainingSets(*fitted_on, names[: len(fitted_on[0])]), UNIT, [0.01]
     )
-    some = torch.randn(1, 5, 24, generator=draw, dtype=torch.float64)
-    found_rows = fitted.solution.select_sets(slice(0, 1)).map_side(some, "protected")
-    assert_close(found_rows[0], expected.map_side(some, "protected")[0])
+    test_rows = torch.randn(1, 5, 24, generator=draw, dtype=torch.float64)
+    mapped_rows = fitted.solution.select_sets(slice(0, 1)).map_side(test_rows, "protected")
+    assert_close(mapped_rows[0], expected.map_side(test_rows, "protected")[0])
 
 
 # --- Several encoders
@@ -510,10 +536,12 @@ def test_each_encoder_learns_from_what_it_observed():
     turn = rotation(48, torch.Generator().manual_seed(0)).float()
     protected = {name: rows @ turn for name, rows in protected.items()}
     is_measured = names < 12
-    observed, measured = (
-        [{name: rows[mask] for name, rows in side.items()} for side in (original, protected)]
-        for mask in (~is_measured, is_measured)
-    )
+    observed = [{}, {}]
+    measured = [{}, {}]
+    for side, rows_by_encoder in enumerate((original, protected)):
+        for name, rows in rows_by_encoder.items():
+            observed[side][name] = rows[~is_measured]
+            measured[side][name] = rows[is_measured]
     alone = StrongestAttack(attacks=FEW)
     observing = StrongestAttack(attacks=FEW)
     observing.observe(*observed, names[~is_measured])
@@ -607,11 +635,15 @@ def test_fusion_of_three_attacks_matches_the_definition():
     # Cosines of all, of the first and of the last dimensions, written in loops.
     class First(Own):
         def attack(self, original, protected):
-            return [None if side is None else side[:, :6] for side in (original, protected)]
+            original = None if original is None else original[:, :6]
+            protected = None if protected is None else protected[:, :6]
+            return original, protected
 
     class Last(Own):
         def attack(self, original, protected):
-            return [None if side is None else side[:, 6:] for side in (original, protected)]
+            original = None if original is None else original[:, 6:]
+            protected = None if protected is None else protected[:, 6:]
+            return original, protected
 
     original, names, draw = fading_voices(9, 4, 12)
     noise = noise_like(original, draw)
@@ -630,7 +662,8 @@ def test_fusion_of_three_attacks_matches_the_definition():
 
 def test_shares_add_up_and_noise_has_none():
     class Noise(Own):
-        name, needs = "noise", "nothing"
+        name = "noise"
+        needs = "nothing"
 
         def score(self, original, protected):
             return torch.randn(
@@ -738,29 +771,30 @@ def test_pair_kinds_match_the_definition(condition):
         enrolment = test
     else:
         enrolment = arrange_in_cells(sides[0], folds, torch.float64)
-    kinds = label_pairs(enrolment, test, CONDITIONS[condition], enrolment is test)
-    assert kinds.shape == (4, 12, 12)  # two folds of two groups
+    kind_of_pair = label_pairs(enrolment, test, CONDITIONS[condition], enrolment is test)
+    assert kind_of_pair.shape == (4, 12, 12)  # two folds of two groups
     for cell, i, j in torch.cartesian_prod(
         torch.arange(4), torch.arange(12), torch.arange(12)
     ).tolist():
-        a = enrolment.row[cell, i]
-        b = test.row[cell, j]
-        one, other = (
-            side.take(torch.stack([row])) for side, row in zip(sides, (a, b), strict=True)
-        )
-        assert one.groups == other.groups == folds.partition[one.speaker_index] == cell % 2
-        same = bool(one.speakers == other.speakers)
-        repeated = one.ids == other.ids or (
-            condition == "across" and one.sessions == other.sessions
-        )
-        if (condition != "OP" and j <= i) or (same and repeated):
+        enrolled = sides[0].take(enrolment.row[cell, i][None])
+        tested = sides[1].take(test.row[cell, j][None])
+        partition = folds.partition[enrolled.speaker_index]
+        assert enrolled.groups == tested.groups == partition == cell % 2
+        is_target = bool(enrolled.speakers == tested.speakers)
+        is_excluded = bool(enrolled.ids == tested.ids)
+        if condition == "across":
+            is_excluded = is_excluded or bool(enrolled.sessions == tested.sessions)
+        code = folds.code[enrolled.speaker_index]
+        other_code = folds.code[tested.speaker_index]
+        if (condition != "OP" and j <= i) or (is_target and is_excluded):
             expected = NO_TRIAL
-        elif same:
+        elif is_target:
             expected = TARGET
+        elif other_code == code + 1:
+            expected = CHANCE_TARGET
         else:
-            codes = folds.code[one.speaker_index], folds.code[other.speaker_index]
-            expected = CHANCE_TARGET if codes[1] == codes[0] + 1 else NONTARGET
-        assert kinds[cell, i, j] == expected
+            expected = NONTARGET
+        assert kind_of_pair[cell, i, j] == expected
 
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])

@@ -461,7 +461,8 @@ def _guess_speakers(items: Sequence[Recording]) -> RecordingsAndAssumptions:
     # A known corpus may be of a single speaker, whose chapters are folders.
     if None in speakers:
         first_words = [_first_word(names[-1]) for names in path_names]
-        folders_by_level = list(zip(*(names[:-1] for names in path_names), strict=False))
+        folders_of_items = [names[:-1] for names in path_names]
+        folders_by_level = list(zip(*folders_of_items, strict=False))
         level = _find_speaker_level(folders_by_level, first_words)
         if level is not None:
             speakers = list(folders_by_level[level])

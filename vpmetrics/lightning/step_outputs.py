@@ -135,9 +135,10 @@ def freeze_encoders(
             "Expected `encoder` to be an encoder or a dictionary of them by name, but got"
             f" {encoder!r}."
         )
-    return FrozenEncoders(
-        {name: FrozenEncoder(value, sample_rate, dtype) for name, value in encoder.items()}
-    )
+    frozen_encoders: dict[str, FrozenEncoder] = {}
+    for name, value in encoder.items():
+        frozen_encoders[name] = FrozenEncoder(value, sample_rate, dtype)
+    return FrozenEncoders(frozen_encoders)
 
 
 class FrozenEncoder:

@@ -59,9 +59,11 @@ def draw_rank_histogram(
     # The same limits for any counts, so that panels of several systems can be compared.
     ax.set(yscale="log", xlim=(0.9, 1.1 * num_ranks), ylim=(1 / num_ranks / 50, 1.4))
     ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
-    disclosed = ", ".join(
-        f"{scalar(key).heading} {scalar(key).show(float(scalars[key]))}" for key in _RANK_KEYS
-    )
+    texts: list[str] = []
+    for key in _RANK_KEYS:
+        entry = scalar(key)
+        texts.append(f"{entry.heading} {entry.show(float(scalars[key]))}")
+    disclosed = ", ".join(texts)
     ax.set_title(
         f"{as_label(title)}\n{disclosed} bit" if title else f"{disclosed} bit", fontsize="small"
     )

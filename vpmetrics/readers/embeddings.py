@@ -397,8 +397,11 @@ def read_embeddings(
         columns["original"] = files.read_side(original_sources, "original")
     columns["protected"] = files.read_side(protected_sources, "protected")
     first_side = next(iter(columns))
-    side_paths = {column.path for column in columns.values()}
-    is_named = any(column.utterances is not None for column in columns.values())
+    side_paths: set[str] = set()
+    is_named = False
+    for column in columns.values():
+        side_paths.add(column.path)
+        is_named = is_named or column.utterances is not None
     columns["speakers"] = files.read_speakers(
         options.speakers, options.speaker_pattern, columns[first_side]
     )
@@ -509,14 +512,20 @@ def _look_up_training_speakers(vectors: Column, utt2spk: str | None) -> Column:
             vectors.source,
         )
     speaker_of = read_map(utt2spk)
-    missing = [name for name in vectors.utterances if name not in speaker_of]
+    speakers: list[str] = []
+    missing: list[str] = []
+    for name in vectors.utterances:
+        if name in speaker_of:
+            speakers.append(speaker_of[name])
+        else:
+            missing.append(name)
     if missing:
         raise InputError(
             f"expected the speaker of every utterance of {vectors.source}, but {len(missing):,} are"
             f" missing, first {quote(missing[0])}",
             utt2spk,
         )
-    return Column(np.array([speaker_of[name] for name in vectors.utterances]), None, utt2spk)
+    return Column(np.array(speakers), None, utt2spk)
 
 
 def locate_source(source: str | None) -> tuple[str | None, str | None]:
@@ -545,10 +554,10 @@ def merge_columns_by_utterance(columns: Sequence[Column]) -> Column:
             expected = f"width {columns[0].values.shape[-1]}, that of {columns[0].source}"
             got = f"width {column.values.shape[-1]}"
             raise InputError(f"expected {expected}, but got {got}", column.source)
-    values = np.concatenate([column.values for column in columns])
     names: list[str] = []
     for column in columns:
         names += column.utterances or ()
+    values = np.concatenate([column.values for column in columns])
     _, first_row_of_name, name_index = np.unique(
         np.array(names), return_index=True, return_inverse=True
     )
@@ -567,7 +576,9 @@ def _align_rows(
     columns: Mapping[str, Column], partial: bool
 ) -> tuple[dict[str, Column], tuple[str, ...]]:
     """Return the utterances that all files name, in the order of the first side, and notes."""
-    row_of = {role: column.rows_by_name() for role, column in columns.items()}
+    row_of: dict[str, dict[str, int]] = {}
+    for role, column in columns.items():
+        row_of[role] = column.rows_by_name()
     sides = [role for role in ("original", "protected") if role in columns]
     common = set(row_of[sides[0]]).intersection(*row_of.values())
     if not common:
@@ -598,11 +609,15 @@ def _explain_different_names(
     columns: Mapping[str, Column], row_of: Mapping[str, Mapping[str, int]]
 ) -> InputError:
     """Return the error of files that name no utterance alike; it tells a suffix to strip."""
-    first_names = {role: next(iter(rows), "") for role, rows in row_of.items()}
-    shown = [f"{quote(name)} in {columns[role].source}" for role, name in first_names.items()]
+    first_names: list[str] = []
+    examples: list[str] = []
+    for role, rows in row_of.items():
+        name = next(iter(rows), "")
+        first_names.append(name)
+        examples.append(f"{quote(name)} in {columns[role].source}")
     message = "Expected utterances of the same name in all files, but they share none: "
-    message += f"{', '.join(shown)}."
-    for long, short in product(first_names.values(), repeat=2):
+    message += f"{', '.join(examples)}."
+    for long, short in product(first_names, repeat=2):
         if long.startswith(short) and long != short:
             message += f" Try --strip-suffix={long[len(short) :]}"
             break

@@ -299,9 +299,9 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
     except UnpicklingError:  # PyTorch's own message advises to load the file without protection
         got = "other objects than tensors, numbers and texts"
         raise InputError(f"holds {got}; save tensors, or use .npz", path) from None
-    is_list_of_tensors = isinstance(content, list) and all(
-        isinstance(value, Tensor) for value in content
-    )
+    is_list_of_tensors = False
+    if isinstance(content, list):
+        is_list_of_tensors = all(isinstance(value, Tensor) for value in content)
     if isinstance(content, (list, tuple)) and not is_list_of_tensors:
         got = f"a {type(content).__name__} of {len(content)}"
         expected = (

@@ -364,9 +364,8 @@ def evaluate_score_matrices(
             continue
         ranks = rank_disclosure(rank_matrix(matrix).histogram, validate_args=False)
         if condition:
-            scalars.update(
-                {scalar_key(condition, key): ranks[key] for key in ("max_d", "mean_d", "id_rate")}
-            )
+            for key in ("max_d", "mean_d", "id_rate"):
+                scalars[scalar_key(condition, key)] = ranks[key]
         else:
             notes.append(
                 f"the own speaker comes first in {float(ranks['id_rate']):.1%} of the tests that"

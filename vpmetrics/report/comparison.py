@@ -146,15 +146,23 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
         try:
             scalar(name)
         except KeyError:
-            keys: list[str] = []
-            for entries in FAMILIES.values():
-                keys += [entry.key for entry in entries if "{}" not in entry.heading]
-            keys_of_op = [scalar_key("OP", key) for key in keys]
-            hint = closest_or_known_names(name, [*choices, *keys, *keys_of_op])
+            hint = closest_or_known_names(name, [*choices, *_list_keys()])
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
             raise InputError(
                 f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}"
             ) from None
+
+
+def _list_keys() -> list[str]:
+    """Return the keys of all scalars without a parameter, then the same of condition OP."""
+    keys: list[str] = []
+    keys_of_op: list[str] = []
+    for entries in FAMILIES.values():
+        for entry in entries:
+            if "{}" not in entry.heading:
+                keys.append(entry.key)
+                keys_of_op.append(scalar_key("OP", entry.key))
+    return [*keys, *keys_of_op]
 
 
 def _expand_columns(
@@ -483,17 +491,19 @@ def table_of_changes(
     for condition in conditions_in_table_order(before):
         if condition != "OO":
             names += [scalar_key(condition, key) for key in _CHANGE_KEYS]
-    common_names = [name for name in names if name in before.scalars and name in after.scalars]
-    rows = []
-    for name in common_names:
+    keys: dict[str, None] = {}
+    rows: list[tuple[Cell, ...]] = []
+    for name in names:
+        if name not in before.scalars or name not in after.scalars:
+            continue
         old = scalar_cell(name, before, with_interval=False)
         new = scalar_cell(name, after, with_interval=False)
         change = _describe_change(name, before, after, confidence)
         rows.append((Cell(heading_of(scalar(name))), old, new, change))
-    keys = [name.removeprefix(scalar_key(scalar(name).condition, "")) for name in common_names]
+        keys[name.removeprefix(scalar_key(scalar(name).condition, ""))] = None
     heads = ("measure", clean(before.name), clean(after.name), "change")
     title = clean(f"From {before.name} to {after.name}")
-    return Table(title, heads, tuple(rows), keys=tuple(dict.fromkeys(keys)))
+    return Table(title, heads, tuple(rows), keys=tuple(keys))
 
 
 def _describe_change(

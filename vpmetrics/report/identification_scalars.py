@@ -127,10 +127,10 @@ def jackknife_scalars(
     has_others = torch.stack([without.references > 1 for without in replicates])
     inputs = torch.stack([without.histograms.sum(1) for without in replicates]) * has_others
     sums = torch.stack([without.sums for without in replicates]) * has_others[:, None]
-    disclosures = [
-        _rank_replicates(without.histograms, without.references, rank_model)
-        for without in replicates
-    ]
+    disclosures: list[dict[str, Tensor]] = []
+    for without in replicates:
+        ranks = _rank_replicates(without.histograms, without.references, rank_model)
+        disclosures.append(ranks)
     values = mean_over_groups(disclosures, inputs)
     count, positive_sum, negative_sum, positive, linked = sums.sum(0)
     values |= {

@@ -233,10 +233,8 @@ def _describe_failed_checks(system: EvaluatedSystem) -> list[str]:
     if not failed:
         return []
     names = ", ".join(check.name for check in failed)
-    return [
-        f"This evaluation cannot be trusted: {names} failed.",
-        *(check.message for check in failed),
-    ]
+    messages = [check.message for check in failed]
+    return [f"This evaluation cannot be trusted: {names} failed.", *messages]
 
 
 def _describe_exposed_speaker(system: EvaluatedSystem) -> list[str]:
@@ -444,7 +442,8 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     conditions = conditions_meant_to_hide(system)
     rows = [_make_disclosure_row(system, condition) for condition in conditions]
     rows += [_make_eer_row(system, condition) for condition in conditions]
-    rows += [_make_row(system, key, scalar(key).heading, "plain") for key in ("deid", "gvd")]
+    rows.append(_make_row(system, "deid", scalar("deid").heading, "plain"))
+    rows.append(_make_row(system, "gvd", scalar("gvd").heading, "plain"))
     known_rows = [row for row in rows if not math.isnan(row.cell.value)]
     return [*_utility_rows(system), *known_rows, *_attribute_rows(system)]
 

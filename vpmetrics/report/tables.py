@@ -170,13 +170,14 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     conditions = conditions_in_table_order(system)
     names = insert_strongest_before_plain(compared_keys, conditions[0])
     rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
+    group_tables = [_table_of_groups(system, condition) for condition in conditions]
     tables = [
         _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
         Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names)),
         _table_of_rates(system),
         _table_of_utility(system),
         _table_of_attributes(system),
-        *(_table_of_groups(system, condition) for condition in conditions),
+        *group_tables,
         *detail_tables,
     ]
     return [table for table in tables if table.rows]
@@ -321,9 +322,8 @@ def _table_of_attributes(system: EvaluatedSystem) -> Table:
         cells = [attribute_cell(numbers, key) for key in shown]
         rows.append((Cell(clean(name)), *cells))
     caption = "What a classifier fitted on other speakers learns from protected speech."
-    return Table(
-        "Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption
-    )
+    heads = ("attribute", *(_ATTRIBUTES[key] for key in shown))
+    return Table("Attributes", heads, tuple(rows), caption)
 
 
 def attribute_cell(numbers: Mapping[str, float], key: str) -> Cell:
