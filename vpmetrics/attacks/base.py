@@ -376,11 +376,11 @@ def has_builtin_fit(attack: Any) -> bool:
     """
     if not isinstance(attack, TunedAttack):
         return False
-    names = ("fit", "attack")
-    return all(
-        getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name)
-        for name in names
-    )
+    for name in ("fit", "attack"):
+        own_function = getattr(getattr(attack, name), "__func__", None)
+        if own_function is not getattr(TunedAttack, name):
+            return False
+    return True
 
 
 def is_made_for(attack: Any, is_same_side: bool) -> bool:

@@ -269,9 +269,8 @@ class AttackFeatures:
         return labels
 
     def _made_for(self, condition: Condition) -> list[FittedAttack]:
-        return [
-            fitted for fitted in self.fitted if is_made_for(fitted.attack, condition.is_same_side)
-        ]
+        is_same_side = condition.is_same_side
+        return [fitted for fitted in self.fitted if is_made_for(fitted.attack, is_same_side)]
 
     def _sets_of_folds(self, fitted: FittedAttack, folds: range) -> slice:
         per_fold = max(1, fitted.num_sets // self.folds.num_folds)

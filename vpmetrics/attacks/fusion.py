@@ -118,9 +118,8 @@ class FusedAttacker:
         self._observed = observed
         self._observed_by_encoder: list[MomentSums | None] = [observed] * count
         if observed is not None and count > 1:
-            self._observed_by_encoder = [
-                observed.of_encoder(data.encoders, index) for index in range(count)
-            ]
+            for index in range(count):
+                self._observed_by_encoder[index] = observed.of_encoder(data.encoders, index)
         self.folds = assign_folds(self.data)
         self._scores = self._make_scores(torch.ones_like(self.folds.code, dtype=torch.bool))
 
@@ -353,7 +352,7 @@ class FusedAttacker:
         d_ece_of_plain = torch.stack(plain_disclosures)
         best_plain = int(d_ece_of_plain.argmax())
         best_profile = int(d_ece_of_profile.argmax())
-        # A profile has all that the profiles before it have, and everybody can compare plainly.
+        # A profile has all that the profiles before it have, and any attacker can compare plainly.
         at_least = torch.maximum(d_ece_of_profile.cummax(0).values, d_ece_of_plain.amax())
 
         plain_attacker = None

@@ -81,11 +81,12 @@ class SampledPairs:
 
 
 def _choose_evenly(kinds: Tensor, kind: int, most: int) -> Tensor:
-    """Return places of at most so many evenly spaced pairs of one kind. Waits for the device."""
-    all_places = (kinds.flatten() == kind).nonzero().flatten()
-    count = min(len(all_places), most)
-    chosen = torch.arange(count, device=all_places.device) * len(all_places) // max(1, count)
-    return all_places[chosen]
+    """Return the indices of at most ``most`` evenly spaced pairs of one kind; forces a GPU sync."""
+    pairs_of_kind = (kinds.flatten() == kind).nonzero().flatten()
+    num_pairs = len(pairs_of_kind)
+    num_chosen = min(num_pairs, most)
+    chosen = torch.arange(num_chosen, device=kinds.device) * num_pairs // max(1, num_chosen)
+    return pairs_of_kind[chosen]
 
 
 def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,15 +182,17 @@ def separate_classes(scores: Tensor, is_target: Tensor, pair_weights: Tensor) ->
 
     In deviations within a class, from scores ``(..., P, A)`` and weights ``(..., K, P)``.
     """
-    means = []
+    mean_of_class: list[Tensor] = []
     variance = torch.zeros(1, dtype=scores.dtype, device=scores.device)
     squares = scores.square()
     for is_of_class in (~is_target, is_target):
         weights = pair_weights * is_of_class
         weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
-        means.append(weights @ scores)
-        variance = variance + 0.5 * (weights @ squares - means[-1].square())
-    return (means[1] - means[0]) / variance.clamp(min=_CONSTANT**2).sqrt()
+        mean = weights @ scores
+        variance = variance + 0.5 * (weights @ squares - mean.square())
+        mean_of_class.append(mean)
+    nontarget_mean, target_mean = mean_of_class
+    return (target_mean - nontarget_mean) / variance.clamp(min=_CONSTANT**2).sqrt()
 
 
 def share_of_distance(weights: Tensor, sample: SampledPairs) -> Tensor:
@@ -197,9 +200,10 @@ def share_of_distance(weights: Tensor, sample: SampledPairs) -> Tensor:
 
     From weights ``(P, A)``; the classes are targets and others.
     """
-    means = []
+    mean_of_class: list[Tensor] = []
     for is_of_class in (sample.is_target, ~sample.is_target):
         is_member = (sample.is_pair[0] & is_of_class).to(sample.scores)
-        means.append(is_member @ sample.scores[0] / is_member.sum().clamp(min=1))
-    distance = weights * (means[0] - means[1])
+        mean_of_class.append(is_member @ sample.scores[0] / is_member.sum().clamp(min=1))
+    target_mean, nontarget_mean = mean_of_class
+    distance = weights * (target_mean - nontarget_mean)
     return (distance / distance.sum(-1, keepdim=True)).nan_to_num(0, 0, 0)

@@ -49,8 +49,9 @@ def list_recordings(
     """List the recordings of a folder, a ``wav.scp`` or a manifest, with their speakers if known.
 
     Speakers are those of ``utt2spk`` if it is given, else what ``speaker_pattern`` finds if it is
-    given, else those of the manifest or of the ``utt2spk`` beside ``wav.scp``, else a folder of the
-    path (``p225/p225_001.wav``), else the first part of the file name (``1272-128104-0000.flac``).
+    given, else those of the manifest or of the ``utt2spk`` next to ``wav.scp``, else a folder of
+    the path (``p225/p225_001.wav``), else the first part of the file name
+    (``1272-128104-0000.flac``).
 
     Args:
         source: A folder, searched in depth; a Kaldi ``wav.scp``, or the folder it is in; or a CSV

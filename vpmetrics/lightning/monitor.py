@@ -650,9 +650,8 @@ class PrivacyMonitor(CallbackBase):
             draw()
         if trainer.fast_dev_run:
             return
-        if self._num_measurements == 0 and not any(
-            "will measure" in text for text in self._given_warnings
-        ):
+        is_explained = any("will measure" in text for text in self._given_warnings)
+        if self._num_measurements == 0 and not is_explained:
             self._warn_once(
                 "PrivacyMonitor measured nothing in this training:"
                 f" {self._explain_no_measurement(trainer)}"

@@ -37,16 +37,16 @@ def draw_similarity_matrices(
     oo = matrices.oo.detach().float().cpu().numpy()
     op = matrices.op.detach().float().cpu().numpy()
     pp = matrices.pp.detach().float().cpu().numpy()
-    count = len(oo)
+    num_speakers = len(oo)
     ax = axes_or_new(ax, size=(4.8, 4.0) if names is None else (6.0, 5.2))
     colours: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "viridis"}
-    interpolation = "nearest" if count < _MANY_SPEAKERS else "antialiased"
+    interpolation = "nearest" if num_speakers < _MANY_SPEAKERS else "antialiased"
     image = ax.imshow(np.block([[oo, op], [op.T, pp]]), interpolation=interpolation, **colours)
-    speaker = np.arange(count)
+    speaker = np.arange(num_speakers)
     for row, column, quadrant in ((0, 0, oo), (0, 1, op), (1, 0, op), (1, 1, pp)):
-        if count >= _MANY_SPEAKERS:
-            x = speaker + column * count
-            y = speaker + row * count
+        if num_speakers >= _MANY_SPEAKERS:
+            x = speaker + column * num_speakers
+            y = speaker + row * num_speakers
             ax.scatter(x, y, c=np.diagonal(quadrant), s=1.5, marker="s", linewidths=0, **colours)
         corner = (0.485 + column / 2, 0.985 - row / 2)  # away from the diagonal
         text = ax.text(
@@ -59,14 +59,16 @@ def draw_similarity_matrices(
         )
         text.set(fontsize="small", path_effects=[withStroke(linewidth=1.5, foreground="black")])
     for draw_line in (ax.axhline, ax.axvline):
-        draw_line(count - 0.5, color="white", linewidth=1)
+        draw_line(num_speakers - 0.5, color="white", linewidth=1)
     ax.set(xlabel="speakers", ylabel="speakers")
     for axis in (ax.xaxis, ax.yaxis):
         if names is None:
-            axis.set_ticks([count / 2 - 0.5, 1.5 * count - 0.5], ["original", "protected"])
+            axis.set_ticks(
+                [num_speakers / 2 - 0.5, 1.5 * num_speakers - 0.5], ["original", "protected"]
+            )
         else:
-            axis.set_ticks(range(2 * count), [*names, *names])
-            axis.set_tick_params(labelsize=min(7.0, 130 / count), length=0)
+            axis.set_ticks(range(2 * num_speakers), [*names, *names])
+            axis.set_tick_params(labelsize=min(7.0, 130 / num_speakers), length=0)
     ax.tick_params(axis="y" if names is None else "x", labelrotation=90)
     figure = figure_of(ax)
     figure.colorbar(image, ax=ax, label="voice similarity", fraction=0.046, pad=0.03)

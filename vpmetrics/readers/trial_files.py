@@ -545,9 +545,9 @@ def _parse_lines(text: str, path: str | Path, expected: str) -> _Table:
         row = int(is_of_other_width.arg_max() or 0)
         message = f"expected {width} columns as in the lines before, but got {num_fields[row]}"
         raise InputError(message, path, lines["line"][row])
-    columns = [
-        pl.col("fields").list.get(index).alias(f"column_{index + 1}") for index in range(width)
-    ]
+    columns: list[pl.Expr] = []
+    for index in range(width):
+        columns.append(pl.col("fields").list.get(index).alias(f"column_{index + 1}"))
     frame = lines.select(columns)
 
     headings = list(frame.row(0))

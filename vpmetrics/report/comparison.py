@@ -68,19 +68,19 @@ _LEAST_PRINTED = 0.0005  # of three decimals
 
 
 class Pair(NamedTuple):
-    """Two systems by name, and their difference, first minus second.
+    """Two systems by name, and their difference in one scalar, that of ``other_system`` subtracted.
 
-    With the scalar they are compared by.
+    ``key`` is the scalar that they are compared by.
     """
 
-    first: str
-    second: str
+    system: str
+    other_system: str
     key: str
     difference: Difference
 
     def opponent_of(self, name: str) -> str:
         """Return the system that the named one is compared with."""
-        return self.second if self.first == name else self.first
+        return self.other_system if self.system == name else self.system
 
     @property
     def is_told_apart(self) -> bool:
@@ -267,7 +267,7 @@ def _find_indistinguishable(name: str, pairs: Sequence[Pair]) -> list[str]:
     """Return the systems that the data do not distinguish from the named one."""
     opponents: list[str] = []
     for pair in pairs:
-        if name in (pair.first, pair.second) and not pair.is_told_apart:
+        if name in (pair.system, pair.other_system) and not pair.is_told_apart:
             opponents.append(pair.opponent_of(name))
     return opponents
 
@@ -414,26 +414,26 @@ def compare_pairs_by_disclosure(
 
 
 def _compare_systems(
-    first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None
+    system: EvaluatedSystem, other_system: EvaluatedSystem, key: str, confidence: float | None
 ) -> Pair | None:
     """Compare two systems by one scalar.
 
     None unless both have its jackknife, on the same speakers.
     """
-    jackknife = first.report.jackknife
-    other_jackknife = second.report.jackknife
+    jackknife = system.report.jackknife
+    other_jackknife = other_system.report.jackknife
     if confidence is None or jackknife is None or other_jackknife is None:
         return None
     if key not in jackknife.changes or key not in other_jackknife.changes:
         return None
-    has_same_speakers = first.speakers == second.speakers and jackknife.groups.matches(
+    has_same_speakers = system.speakers == other_system.speakers and jackknife.groups.matches(
         other_jackknife.groups
     )
-    if not has_same_speakers or math.isnan(first.get_or_nan(key) + second.get_or_nan(key)):
+    if not has_same_speakers or math.isnan(system.get_or_nan(key) + other_system.get_or_nan(key)):
         return None
-    values = (first.report.scalars[key], second.report.scalars[key])
+    values = (system.report.scalars[key], other_system.report.scalars[key])
     difference = paired_difference(key, values, (jackknife, other_jackknife), confidence)
-    return Pair(first.name, second.name, key, difference)
+    return Pair(system.name, other_system.name, key, difference)
 
 
 def table_of_pairs(pairs: Sequence[Pair]) -> Table:
@@ -442,9 +442,9 @@ def table_of_pairs(pairs: Sequence[Pair]) -> Table:
     for pair in pairs:
         change = pair.difference
         if float(change.probability_below) > 0.5:
-            lower = pair.first
+            lower = pair.system
         else:
-            lower = pair.second
+            lower = pair.other_system
         verdict = f"not significant; lower for {lower}"
         if pair.is_told_apart:
             verdict = f"{lower} discloses less"
@@ -456,7 +456,7 @@ def table_of_pairs(pairs: Sequence[Pair]) -> Table:
         p_value = p_value_of(change)
         rows.append(
             (
-                Cell(clean(f"{pair.first} minus {pair.second}")),
+                Cell(clean(f"{pair.system} minus {pair.other_system}")),
                 difference,
                 Cell(clean(verdict)),
                 Cell(f"{p_value:.3f}" if p_value >= 0.001 else "< 0.001", p_value),

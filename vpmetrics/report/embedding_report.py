@@ -307,7 +307,11 @@ def _select_conditions(
     parts_of_condition: Mapping[str, frozenset[ReportPart]], wanted: Collection[ReportPart]
 ) -> list[str]:
     """Return the conditions whose report has any of the wanted parts."""
-    return [name for name, parts in parts_of_condition.items() if not parts.isdisjoint(wanted)]
+    conditions: list[str] = []
+    for name, report_parts in parts_of_condition.items():
+        if not report_parts.isdisjoint(wanted):
+            conditions.append(name)
+    return conditions
 
 
 def _choose_length(
@@ -341,8 +345,10 @@ def _try_shorter_conversations(
     length: int,
 ) -> tuple[Risk, ...]:
     """Return the risks of the next shorter conversations, where longer ones are left open."""
-    is_open = any(risk.utterances > 1 and risk.level == "inconclusive" for risk in report.risks)
-    if not is_open or any(risk.level in ("moderate", "high") for risk in report.risks):
+    levels = {risk.level for risk in report.risks}
+    levels_of_conversations = {risk.level for risk in report.risks if risk.utterances > 1}
+    is_shown = not levels.isdisjoint(("moderate", "high"))
+    if is_shown or "inconclusive" not in levels_of_conversations:
         return ()
     shorter = [*LENGTHS, 1][LENGTHS.index(length) + 1]
     utterances = torch.full_like(report.scalars["conversation_utterances"], shorter)

@@ -9,7 +9,7 @@ import base64
 import io
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +29,7 @@ from vpmetrics.report.privacy_report import EvaluatedSystem
 from vpmetrics.report.results import describe_inputs
 from vpmetrics.report.tables import (
     Cell,
+    Table,
     condition_with_challenge_name,
     conditions_in_table_order,
 )
@@ -175,6 +176,15 @@ def _glance_at(
     return Glance(system.name, summary.verdict_of(system).level, disclosures, texts)
 
 
+def _describe_terms(keys: Iterable[str]) -> dict[str, str]:
+    """Return the description of each scalar by its heading."""
+    terms: dict[str, str] = {}
+    for key in keys:
+        entry = scalar(key)
+        terms[entry.heading] = _NAME_DESCRIPTIONS.get(key, entry.description)
+    return terms
+
+
 def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     """Return the HTML page, with figures and recordings inside it."""
     systems = content.systems
@@ -208,10 +218,16 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         original = base64.b64encode(sample.original).decode()
         protected = base64.b64encode(sample.protected).decode()
         samples.append((sample.speaker, sample.label, original, protected))
+    conditions_and_titles: list[tuple[str, str]] = []
+    for name in conditions:
+        heading = condition_with_challenge_name(name, systems)
+        conditions_and_titles.append((heading, CONDITION_TITLES[name]))
+    tables_by_fold: list[tuple[str, list[Table]]] = []
+    for fold, tables in groupby(content.tables, lambda table: table.fold):
+        tables_by_fold.append((fold, list(tables)))
     loader = FileSystemLoader(Path(__file__).parent)
-    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(
-        "page.html.jinja"
-    )
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    template = environment.get_template("page.html.jinja")
     return template.render(
         version=__version__,
         title=content.title,
@@ -234,23 +250,14 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         shares_of=summary.shares_of,
         most=f"{summary.MOST_BITS:.3f}",
         intervals=content.intervals,
-        conditions=[
-            (condition_with_challenge_name(name, systems), CONDITION_TITLES[name])
-            for name in conditions
-        ],
+        conditions=conditions_and_titles,
         notes=content.notes,
         pictures=pictures,
         widest_legible=_WIDEST_LEGIBLE,
         encode=lambda png: base64.b64encode(png).decode(),
-        tables=[
-            (fold, list(tables))
-            for fold, tables in groupby(content.tables, lambda table: table.fold)
-        ],
+        tables=tables_by_fold,
         samples=samples,
-        terms={
-            scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description)
-            for key in keys
-        },
+        terms=_describe_terms(keys),
         command=shlex.join(content.run.command),
         inputs=describe_inputs(content.run),
     )

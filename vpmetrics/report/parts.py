@@ -130,9 +130,8 @@ class ReportSettings:
         Speakers should be ``hidden`` in these conditions; others have no risks.
         """
         if self.families is not None:
-            return frozenset(
-                ReportPart(family) for name, family in self.families if name == condition
-            )
+            families = [family for name, family in self.families if name == condition]
+            return frozenset(map(ReportPart, families))
         if condition in hidden:
             return frozenset(ReportPart)
         return frozenset(ReportPart) - RISK_PARTS

@@ -158,8 +158,8 @@ def _describe_pair(pair: Pair) -> dict[str, Any]:
     """Return by how much two systems differ."""
     difference = pair.difference
     return {
-        "first": pair.first,
-        "second": pair.second,
+        "first": pair.system,
+        "second": pair.other_system,
         "scalar": pair.key,
         "difference": _finite_or_none(float(difference.value)),
         "low": _finite_or_none(float(difference.low)),
@@ -193,14 +193,11 @@ def _finite_or_none(value: float) -> float | None:
 
 
 def _describe_attack(attack: ReportedAttack) -> dict[str, Any]:
-    return {
-        "name": attack.name,
-        "needs": attack.needs,
-        "scalars": {
-            scalar_key(condition, "d_ece"): value for condition, value in attack.d_ece.items()
-        },
-        "shares": {condition.lower(): value for condition, value in attack.share.items()},
-    }
+    scalars: dict[str, Any] = {}
+    for condition, value in attack.d_ece.items():
+        scalars[scalar_key(condition, "d_ece")] = value
+    shares = {condition.lower(): value for condition, value in attack.share.items()}
+    return {"name": attack.name, "needs": attack.needs, "scalars": scalars, "shares": shares}
 
 
 def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:

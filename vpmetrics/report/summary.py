@@ -353,13 +353,13 @@ def ranking_key(systems: Sequence[EvaluatedSystem]) -> str:
 
     Disclosure of conversations, where all have these of as many utterances.
     """
-    lengths = {headline_of(system).conversation_utterances for system in systems}
-    is_known = not any(
-        math.isnan(headline_of(system).disclosure_conversation) for system in systems
-    )
-    if is_known and len(lengths) == 1:
-        return "disclosure_conversation"
-    return "disclosure"
+    lengths: set[float] = set()
+    for system in systems:
+        headline = headline_of(system)
+        if math.isnan(headline.disclosure_conversation):
+            return "disclosure"
+        lengths.add(headline.conversation_utterances)
+    return "disclosure_conversation" if len(lengths) == 1 else "disclosure"
 
 
 def disclosure_of(system: EvaluatedSystem, key: str = "disclosure") -> Cell:

@@ -350,10 +350,10 @@ def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = 
     extended: list[str] = []
     for key in keys:
         entry = scalar(key)
-        is_weak = entry.family not in ("attack", "headline") and any(
-            name in entry.heading for name in _PLAIN_MEASURES
-        )
-        if is_weak and entry.condition != "OO":
+        is_plain = any(name in entry.heading for name in _PLAIN_MEASURES)
+        if entry.family in ("attack", "headline") or entry.condition == "OO":
+            is_plain = False
+        if is_plain:
             if has_conditions(entry):
                 condition = entry.condition
             else:

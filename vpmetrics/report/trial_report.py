@@ -224,9 +224,9 @@ def report_condition_scores(scores_by_condition: Mapping[str, ConditionScores]) 
     with collect_warnings():
         conditions: dict[str, ConditionReport] = {}
         for name, scores in scores_by_condition.items():
-            scalars = {
-                key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()
-            }
+            scalars: dict[str, Tensor] = {}
+            for key, measure in SCORE_MEASURES.items():
+                scalars[key] = measure(scores.measure_input)
             conditions[name] = ConditionReport(scalars, scores, is_llr=True)
         report = join_conditions(conditions, torch.empty(0, dtype=torch.int64), intervals=None)
     report = replace(report, risks=collect_risks(report))
