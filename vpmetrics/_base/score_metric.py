@@ -166,19 +166,29 @@ class ScoreMetric(PrivacyMetric):
         return self._compute_value_of_steps(self._count_trials(states), dtype)
 
     def error_bound(self) -> Any:
-        """Return by how much binning may have lowered each value at most; 0 without bins."""
+        """Return by how much each value may be off at most because scores were binned.
+
+        Within a bin the order of the scores is lost. ``compute`` takes them as tied, which shows
+        the least; here they are also taken as perfectly separated, which shows the most. The bound
+        is the difference of both values. It is 0 where the scores themselves are kept.
+
+        Returns:
+            What ``compute`` returns without intervals, a bound for each value; none for ``tag``,
+            which is a category.
+        """
         with self._gather_states():
             states = self._joined_states()
-            steps = self._count_trials(states)
+            tied_steps = self._count_trials(states)
             separated_steps = self._count_trials(states, is_separated=True)
-            lower = self._compute_value_of_steps(steps, torch.float64)
-            upper = self._compute_value_of_steps(separated_steps, torch.float64)
-        if not isinstance(upper, dict):
-            return (upper - lower).abs()
-        bounds = {}
-        for key, value in upper.items():
+            tied = self._compute_value_of_steps(tied_steps, torch.float64)
+            separated = self._compute_value_of_steps(separated_steps, torch.float64)
+        # Separation raises a disclosure and lowers an error rate.
+        if not isinstance(separated, dict):
+            return (separated - tied).abs()
+        bounds: dict[str, Tensor] = {}
+        for key, value in separated.items():
             if key != "tag":
-                bounds[key] = (value - lower[key]).abs()
+                bounds[key] = (value - tied[key]).abs()
         return bounds
 
     def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Any:
@@ -327,9 +337,19 @@ def _resolve_edges(thresholds: int | Tensor, score_range: tuple[float, float] | 
 
 
 def _coarsen_bins(counts: Tensor, shift: Tensor) -> Tensor:
-    """Return learnt counts for a range ``2**shift`` times as wide."""
-    half = (counts.shape[-1] - 3) // 2
-    columns = torch.arange(counts.shape[-1], device=counts.device)
-    moved = ((columns - half - 1) >> shift.clamp(max=62)) + half + 1
-    within = (columns > 0) & (columns < counts.shape[-1] - 2)
-    return torch.zeros_like(counts).index_add(-1, torch.where(within, moved, columns), counts)
+    """Return the counts of a learnt range ``(2, C)`` for a range ``2**shift`` times as wide.
+
+    The columns are one of minus infinity, ``half`` bins below 0, ``half`` bins from 0 on, one of
+    infinity and one of NaN. The number of bins stays, so ``2**shift`` adjacent ones become one.
+    """
+    num_columns = counts.shape[-1]
+    half = (num_columns - 3) // 2
+    column = torch.arange(num_columns, device=counts.device)
+    # Bins below score 0 are -half, ..., -1, those above it 0, ..., half - 1. A shift of bits to the
+    # right divides by 2**shift and rounds down, also negative numbers. A shift by 64 is undefined.
+    bin_from_zero = column - half - 1
+    wide_bin_from_zero = bin_from_zero >> shift.clamp(max=62)
+    column_of_wide_bin = wide_bin_from_zero + half + 1
+    is_bin = (column > 0) & (column < num_columns - 2)
+    new_column = torch.where(is_bin, column_of_wide_bin, column)
+    return torch.zeros_like(counts).index_add(-1, new_column, counts)

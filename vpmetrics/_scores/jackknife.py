@@ -379,26 +379,35 @@ def count_trial_replicates(
 def differentiate_similarity_by_llr(
     summary: SimilaritySummary, matrix: Tensor | None, similarity: str
 ) -> tuple[Tensor, Tensor]:
-    """Return derivatives of similarities and their logarithms, within and between speakers.
+    r"""Return derivatives of similarities and of their logarithms, by the mean they come from.
 
-    ``(2, S)``, ``(2, S, S)``.
+    A similarity is :math:`v = e^m` (``"geometric"``) or :math:`v = \sigma(m)` (``"sigmoid"``), with
+    m the mean of the calibrated values of its trials. So the derivatives by m are
 
-    A similarity is a function of a mean of calibrated values; the derivatives are with respect to
-    this mean. Without a matrix, the mean similarity stands for every pair of two speakers, ``(2, 1,
-    1)``.
+    .. math::
+        \frac{dv}{dm} = v, \quad \frac{d \ln v}{dm} = 1 \qquad \text{or} \qquad
+        \frac{dv}{dm} = v (1 - v), \quad \frac{d \ln v}{dm} = 1 - v
+
+    Returns:
+        The two derivatives within speakers, ``(2, S)``, and between speakers, ``(2, S, S)``.
+        Without a matrix, the mean similarity stands for every pair of two speakers, ``(2, 1, 1)``.
     """
     if matrix is None:
         between = summary.between_speakers.nanmean().view(1, 1)
     else:
         between = matrix
+    within_slopes = _differentiate_by_mean(summary.within_speaker, similarity)
+    return within_slopes, _differentiate_by_mean(between, similarity)
 
-    def differentiate(values: Tensor) -> Tensor:
-        values = values.nan_to_num(0)
-        if similarity == "geometric":
-            return torch.stack([values, torch.ones_like(values)])
-        return torch.stack([values * (1 - values), 1 - values])
 
-    return differentiate(summary.within_speaker), differentiate(between)
+def _differentiate_by_mean(values: Tensor, similarity: str) -> Tensor:
+    """Return the derivatives of similarities and of their logarithms, ``(2, ...)``."""
+    # A similarity without trials is NaN. Its derivative is multiplied by zero trials, which would
+    # be NaN again, so it has any number.
+    values = values.nan_to_num(0)
+    if similarity == "geometric":
+        return torch.stack([values, torch.ones_like(values)])
+    return torch.stack([values * (1 - values), 1 - values])
 
 
 def replicate_diagonal_dominance(
@@ -722,39 +731,55 @@ def share_of_absent_speakers(speakers: int, confidence: float) -> float:
 
 @cache
 def students_t_quantile(confidence: float, freedom: int) -> float:
-    """Return the bound of a Student's t variable's size that holds with a probability.
+    """Return the bound that a Student's t variable stays within with probability ``confidence``.
+
+    That is, between the negative bound and the bound.
 
     Example:
         >>> round(students_t_quantile(0.95, 19), 3), round(students_t_quantile(0.95, 1), 2)
         (2.093, 12.71)
     """
-    steps = 1 << 40  # of the angle whose tangent is t over the root of the degrees of freedom
+    # A binary search among so many angles, whose tangent is t over the root of the freedom.
+    num_angles = 1 << 40
 
     def t_at(angle_step: int) -> float:
-        return math.sqrt(freedom) * math.tan(math.pi / 2 * angle_step / steps)
+        return math.sqrt(freedom) * math.tan(math.pi / 2 * angle_step / num_angles)
 
-    return t_at(
-        bisect_left(
-            range(steps), confidence, key=lambda step: two_sided_t_probability(t_at(step), freedom)
-        )
-    )
+    def probability_at(angle_step: int) -> float:
+        return students_t_probability_within(t_at(angle_step), freedom)
+
+    return t_at(bisect_left(range(num_angles), confidence, key=probability_at))
 
 
-def two_sided_t_probability(t: float, freedom: int) -> float:
-    """Return the probability that a Student's t variable is at most ``t`` in size.
+def students_t_probability_within(bound: float, freedom: int) -> float:
+    r"""Return the probability that a Student's t variable lies between ``-bound`` and ``bound``.
 
-    Abramowitz and Stegun, 26.7.3-4.
+    .. math::
+        \theta + \sin\theta \, (\cos\theta + \tfrac23 \cos^3\theta + \tfrac{2 \cdot 4}{3 \cdot 5}
+        \cos^5\theta + \ldots), \quad \text{times } 2 / \pi, \quad \nu \text{ odd} \\
+        \sin\theta \, (1 + \tfrac12 \cos^2\theta + \tfrac{1 \cdot 3}{2 \cdot 4} \cos^4\theta +
+        \ldots), \quad \nu \text{ even}
+
+    with :math:`\nu` degrees of freedom and :math:`\theta = \arctan(t / \sqrt\nu)`; the last power
+    is :math:`\nu - 2`. Abramowitz and Stegun, 26.7.3-4.
+
+    Args:
+        bound: t, at least 0.
+        freedom: The degrees of freedom, at least 1.
     """
-    angle = math.atan(t / math.sqrt(freedom))
+    angle = math.atan(bound / math.sqrt(freedom))
     cosine = math.cos(angle)
-    total = 0.0
-    is_odd = freedom % 2
-    term = 1.0
+    is_odd = freedom % 2 == 1
     if is_odd:
+        first_power = 1
         term = cosine
-    for k in range(is_odd, freedom - 1, 2):
+    else:
+        first_power = 0
+        term = 1.0
+    total = 0.0
+    for power in range(first_power, freedom - 1, 2):
         total += term
-        term *= cosine**2 * (k + 1) / (k + 2)
+        term *= cosine**2 * (power + 1) / (power + 2)
     series = math.sin(angle) * total
     if is_odd:
         return 2 / math.pi * (angle + series)
@@ -815,5 +840,6 @@ def _probability_below_0(
         return torch.where(estimate.isnan() | error.isnan(), torch.nan, 0.5 - estimate.sign() / 2)
     t = float(-estimate / error)
     return torch.full_like(
-        estimate, 0.5 + math.copysign(two_sided_t_probability(abs(t), len(replicates) - 1), t) / 2
+        estimate,
+        0.5 + math.copysign(students_t_probability_within(abs(t), len(replicates) - 1), t) / 2,
     )

@@ -382,12 +382,13 @@ class OrderedScores(NamedTuple):
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest score.
 
-        NaN where one is NaN, infinite where there is none.
+        The highest is NaN where any score is. Without scores they are infinity and minus infinity.
         """
-        none = self.targets.new_full((1,), torch.inf)
-        low = torch.cat([none, self.targets[:1], self.nontargets[:1]]).amin()
-        high = torch.cat([-none, self.targets[-1:], self.nontargets[-1:]]).amax()
-        return low, high
+        # Scores are sorted, NaN last. The infinities stand for a class without scores.
+        infinity = self.targets.new_full((1,), torch.inf)
+        lowest_of_classes = torch.cat([infinity, self.targets[:1], self.nontargets[:1]])
+        highest_of_classes = torch.cat([-infinity, self.targets[-1:], self.nontargets[-1:]])
+        return lowest_of_classes.amin(), highest_of_classes.amax()
 
 
 class CountedScores(NamedTuple):
@@ -434,13 +435,17 @@ class CountedScores(NamedTuple):
         return empty.index_add(-1, slots, counts)
 
     def span_or_nan(self) -> tuple[Tensor, Tensor]:
-        """Return the lowest and the highest score.
+        """Return the lowest and the highest of the values that have trials.
 
-        NaN where one is NaN, infinite where there is none.
+        Both are NaN where such a value is NaN. Without trials they are infinity and minus infinity.
         """
-        is_unseen = (self.counts <= 0).flatten(0, -2).all(0)
-        low = pad(self.values.masked_fill(is_unseen, torch.inf), (0, 1), value=torch.inf)
-        high = pad(self.values.masked_fill(is_unseen, -torch.inf), (0, 1), value=-torch.inf)
+        # In no class, and in no replicate either, (V,).
+        is_without_trials = (self.counts <= 0).flatten(0, -2).all(0)
+        low = self.values.masked_fill(is_without_trials, torch.inf)
+        high = self.values.masked_fill(is_without_trials, -torch.inf)
+        # One infinity more, since there is no least of no values.
+        low = pad(low, (0, 1), value=torch.inf)
+        high = pad(high, (0, 1), value=-torch.inf)
         return low.amin(), high.amax()
 
 
@@ -482,11 +487,18 @@ def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
 def count_by_score(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> StepsOfBothSigns:
-    """Return the steps of trials in any shape.
+    """Return the steps of scores and of negated scores, see :class:`Steps`.
 
-    With ``bandwidth``, those of the smooth surrogate.
+    They are what D_ECE, min Cllr and EER are computed from. Where a class is missing or a score is
+    NaN, all counts are NaN, and there is one warning.
 
-    NaN and one warning where a class is missing or a score is NaN.
+    Args:
+        preds: Scores in any shape.
+        target: Their labels, 1 (same speaker) or 0 (different), in the same shape.
+        bandwidth: Without it, counts are exact and have no gradient. With it, every trial is spread
+            over the cells of a grid by a Gaussian of this width, in standard deviations of the
+            scores, and the counts are differentiable in ``preds``.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
     """
     check_trials(preds, target, validate_args)
     check_bandwidth(bandwidth)
@@ -495,7 +507,8 @@ def count_by_score(
         return count_smoothly(grid, preds.flatten(), target.flatten())
     scores = at_least_float32(preds.detach().flatten())
     is_target = target.detach().flatten().bool()
-    return count_ordered(sort_by_class(scores, is_target))
+    ordered_scores = sort_by_class(scores, is_target)
+    return count_ordered(ordered_scores)
 
 
 def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
