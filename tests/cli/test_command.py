@@ -147,7 +147,7 @@ def test_invalid_usage_prints_one_line_and_exits_with_2(
         (
             "--score-columns",
             ("enrol,enrol,score", "enrol,test,score", "score,,label"),
-            "expected each of enrol, trial, score, label once, or _",
+            "expected each of enrol, trial, score, label at most once, or _",
         ),
         ("--out", ("",), "expected a name, but got an empty one"),
         ("FILE", ("",), "expected a name, but got an empty one"),

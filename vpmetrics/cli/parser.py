@@ -526,10 +526,17 @@ def _parse_population_sizes(text: str) -> tuple[int, ...]:
 
 
 def _parse_column_roles(text: str) -> tuple[str, ...]:
+    """Return what each column holds, from a text such as ``_,enrol,trial,score``.
+
+    ``_`` stands for a column that is not read. Roles may be missing: which of them a file needs is
+    checked where it is read.
+    """
     names = tuple(text.split(","))
     roles = [name for name in names if name != "_"]
-    if not set(roles) <= {"enrol", "trial", "score", "label"} or len(set(roles)) < len(roles):
+    is_known = set(roles) <= {"enrol", "trial", "score", "label"}
+    has_duplicates = len(set(roles)) < len(roles)
+    if not is_known or has_duplicates:
         raise ArgumentTypeError(
-            f"expected each of enrol, trial, score, label once, or _, but got {text}"
+            f"expected each of enrol, trial, score, label at most once, or _, but got {text}"
         )
     return names

@@ -119,8 +119,14 @@ def _list_sources(inputs: Sequence[SystemInputs]) -> list[str]:
 
 
 def _reject_input_of_other_commands(source: str, options: SpeechOptions) -> None:
+    """Raise for a file or folder that another command reads, or that no command reads.
+
+    A source may also be an array, or an array in a file. Then, or with ``--format``, the user has
+    said what it holds, and it is not examined.
+    """
     path, array = locate_source(source)
-    if path is None or array is not None or options.rows.format is not None:
+    is_described = array is not None or options.rows.format is not None
+    if path is None or is_described:
         return
     if Path(path).is_dir():
         if challenge.find_encoders(Path(path)):
@@ -128,12 +134,15 @@ def _reject_input_of_other_commands(source: str, options: SpeechOptions) -> None
         return
     if is_score_matrix(path):
         raise InputError(f"is a score matrix: vpmetrics scores {path}", path)
+    if holds_recordings(path):
+        return
     suffix = format_suffix(path)
     is_table = suffix in ("csv", "tsv", "parquet") and Path(path).is_file()
-    is_manifest = holds_recordings(path)
-    if is_manifest or (suffix in READERS and not (is_table and has_score_column(path))):
+    has_scores_of_trials = is_table and has_score_column(path)
+    if suffix in READERS and not has_scores_of_trials:
         return
-    if not Path(path).is_file():  # a pipe or a device
+    if not Path(path).is_file():
+        # The path exists, or it would not have been located: it is a pipe or a device.
         raise InputError("expected a file or a folder", path)
     suffixes = ", ".join(f".{name}" for name in READERS)
     hint = (

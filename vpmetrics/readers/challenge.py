@@ -74,7 +74,12 @@ _EncoderFiles = dict[tuple[str, ...], Path]
 
 
 class TrialSet(NamedTuple):
-    """A set of trials: its vectors by dataset, its scores by condition, and the lists of it."""
+    """A set of trials, with its files.
+
+    ``enrol``, ``trial``: names of the folders of enrolment and of test utterances. ``vectors``:
+    files of embeddings by the name of the folder, ``scores``: files of scores by condition.
+    ``lists``: where the trials, enrolments and speakers are listed.
+    """
 
     name: str
     enrol: str
@@ -384,28 +389,35 @@ class _SetsRead:
 def read_listed_trials(
     result: ChallengeResult, scoring: Scoring, utt2spk: str | None = None
 ) -> tuple[ListedTrials, list[TrialEmbeddings]]:
-    """Return the scored trials of all sets, and the embeddings for attacks.
+    """Return the scored trials of all sets of a result, and the embeddings for attacks.
 
-    Scores come from score files where some sets lack vectors, else from embeddings.
+    Trials are scored by comparing embeddings. Where some sets have no embeddings, the scores of all
+    sets are read from score files, and there are no embeddings for attacks. ``utt2spk``: a file
+    with the speaker of each utterance, instead of those beside the results.
     """
-    listed_speakers = {} if utt2spk is None else read_map(utt2spk)
+    listed_speakers: dict[str, str] = {}
+    if utt2spk is not None:
+        listed_speakers = read_map(utt2spk)
     sets_read = _SetsRead()
     for trial_set in result.trial_sets:
         if result.is_read_from_scores:
             _add_scored_set(sets_read, trial_set, listed_speakers)
         else:
             _add_embedded_set(sets_read, trial_set, result, scoring, listed_speakers)
-    notes = sets_read.notes
+    notes = _keep_first_notes_on_speakers(sets_read.notes)
     if result.encoders > 1:
-        encoders = f"its sets were compared by {result.encoders} encoders"
-        notes.append(f"{encoders}, so read the average of sets, not the pooled trials")
+        notes.append(
+            f"its sets were compared by {result.encoders} encoders, so read the average of sets,"
+            " not the pooled trials"
+        )
     if result.is_read_from_scores:
         notes.append("no DeID and no G_VD: they need embeddings, and the folder has only scores")
+    set_names = tuple(sets_read.trials_by_set)
     listed = ListedTrials(
         sets_read.trials_by_condition(),
         sets_read.speaker_of,
-        groups=tuple(sets_read.trials_by_set),
-        notes=tuple(_keep_first_notes_on_speakers(notes)),
+        groups=set_names,
+        notes=tuple(notes),
         pooled_groups=result.pooled_sets,
     )
     return listed, sets_read.embeddings
@@ -414,22 +426,29 @@ def read_listed_trials(
 def _add_scored_set(
     sets_read: _SetsRead, trial_set: TrialSet, listed_speakers: Mapping[str, str]
 ) -> None:
-    """Read the score files of a set, with their labels and speakers."""
-    files = {condition: read_scores(path) for condition, path in trial_set.scores.items()}
+    """Add the trials of a set from its score files to ``sets_read``, with labels and speakers.
+
+    Labels that score files lack are in the list of trials, the key. Speakers are the listed ones,
+    else those in the lists of the set, else they are inferred from the names of test utterances.
+    """
+    scores = {condition: read_scores(path) for condition, path in trial_set.scores.items()}
     key = None
-    if not all("is_target" in file.frame.columns for file in files.values()):
+    if not all("is_target" in scored.frame.columns for scored in scores.values()):
         key = read_key(trial_set.lists.find_trials(trial_set.trial))
-    labelled = {condition: label_trials(file, key) for condition, file in files.items()}
+    labelled = {condition: label_trials(scored, key) for condition, scored in scores.items()}
     sets_read.trials_by_set[trial_set.name] = labelled
-    speakers = dict(listed_speakers) or _read_listed_speakers(trial_set)
-    if not speakers:
-        tested: set[str] = set()
-        for file in files.values():
-            tested.update(file.frame["trial"].unique().to_list())
-        speakers = infer_speakers(sorted(tested))
-        if speakers:
-            sets_read.notes.append(describe_inferred_speakers(speakers))
-    sets_read.speaker_of |= speakers
+
+    speaker_of = dict(listed_speakers)
+    if not speaker_of:
+        speaker_of = _read_listed_speakers(trial_set)
+    if not speaker_of:
+        test_utterances: set[str] = set()
+        for scored in scores.values():
+            test_utterances.update(scored.frame["trial"].unique().to_list())
+        speaker_of = infer_speakers(sorted(test_utterances))
+        if speaker_of:
+            sets_read.notes.append(describe_inferred_speakers(speaker_of))
+    sets_read.speaker_of |= speaker_of
 
 
 def _add_embedded_set(

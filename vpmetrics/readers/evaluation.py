@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vpmetrics.readers.trial_protocol import ListedTrials
 
 _SAMPLE_SIZE = 10_000  # trials whose reverse is looked up
+_LEAST_TURNED_BITS = 0.01  # D_ECE by which negated scores must disclose more for a note
 NOT_REQUESTED = "none was asked for"
 _SCORES_ALONE = "scores give an attacker nothing to learn from; embeddings of both sides would"
 
@@ -422,14 +423,19 @@ def _explain_undefined(system: EvaluatedSystem) -> str:
 def _note_wrong_sign(
     name: str, conditions: Mapping[str, ConditionReport], advice: str
 ) -> list[str]:
-    """Note conditions whose scores disclose more with the sign turned, as attackers would do."""
+    """Return a note on each condition whose scores seem to have the wrong sign.
+
+    Such scores disclose much more when they are negated, as attackers would do: the disclosure
+    D_ECE is more than twice as large, beyond what luck and rounding give.
+    """
     notes: list[str] = []
     for condition, report in conditions.items():
         disclosure = float(report.scalars["d_ece"])
         turned_disclosure = float(report.scalars["d_ece_reversed"])
+        num_targets, num_nontargets = report.num_trials
         # Few trials disclose a little in either direction by chance.
-        chance = 2 / max(min(report.num_trials), 1)
-        if turned_disclosure > 2 * disclosure + 0.01 + chance:
+        chance = 2 / max(min(num_targets, num_nontargets), 1)
+        if turned_disclosure > 2 * disclosure + _LEAST_TURNED_BITS + chance:
             where = f"{name}, {condition}" if condition else name
             notes.append(
                 f"{where}: D_ECE is {disclosure:.3f} bit, but {turned_disclosure:.3f} with the sign"

@@ -272,9 +272,14 @@ def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
 def compare_with_published(
     ours: Mapping[str, Mapping[str, float]], published: Mapping[str, Mapping[str, float]]
 ) -> list[Difference]:
-    """Return every number that both have, in the order of ours.
+    """Return every number that both have, beside the published one, in the order of ours.
 
-    Systems and measures are those of one name.
+    Names of systems may differ in case, in units in brackets, and in spaces or hyphens between
+    words. Names of measures must be equal.
+
+    Args:
+        ours: By system, values by the name of the measure.
+        published: The same of published results.
     """
     published_by_name = {_normalise_name(system): values for system, values in published.items()}
     differences: list[Difference] = []

@@ -331,42 +331,38 @@ def evaluate_score_matrices(
 ) -> EvaluatedSystem:
     """Evaluate a system by its score matrix in each condition.
 
-    The condition is empty where it is not known.
+    The key of ``matrices`` is the condition, empty where it is not known.
 
-    A matrix of up to four million trials gets confidence intervals; the scores of a larger one are
-    counted by blocks.
+    Matrices of up to four million scores get confidence intervals; the scores of larger ones are
+    counted by blocks. Ranks are computed of matrices whose rows are different speakers.
     """
-    sizes = [matrix.shape[0] * matrix.shape[1] for matrix in matrices.values()]
+    num_scores = max(matrix.shape[0] * matrix.shape[1] for matrix in matrices.values())
     notes: list[str] = []
-    if max(sizes) <= _FEW_TRIALS:
+    if num_scores <= _FEW_TRIALS:
         trials, speakers = _collect_trials(matrices)
-        report = report_trials(trials, None, len(speakers), similarity=None, intervals=confidence)
+        report = report_trials(
+            trials, num_speakers=len(speakers), similarity=None, intervals=confidence
+        )
     else:
         scores = {condition: _count_scores(matrix) for condition, matrix in matrices.items()}
         report = report_condition_scores(scores)
-        tested: set[str] = set()
-        for matrix in matrices.values():
-            tested.update(matrix.column_speakers)
-        speakers = tuple(sorted(tested))
+        speakers = _list_tested_speakers(matrices)
         if confidence:
             notes.append(
-                f"No intervals: the matrix has {max(sizes):,} scores, more than {_FEW_TRIALS:,}."
+                f"No intervals: the matrix has {num_scores:,} scores, more than {_FEW_TRIALS:,}."
             )
     scalars = dict(report.scalars)
     for condition, matrix in matrices.items():
-        num_distractors = len(set(matrix.row_speakers) - set(matrix.column_speakers))
-        title = f"{condition}: " if condition else ""
-        notes.append(
-            f"{title}{matrix.shape[0]:,} enrolled speakers, {num_distractors:,} of them without a"
-            f" test, and {matrix.shape[1]:,} tests"
-        )
-        if len(set(matrix.row_speakers)) < matrix.shape[0]:
-            continue
+        notes.append(_describe_matrix(condition, matrix))
+        num_row_speakers = len(set(matrix.row_speakers))
+        if num_row_speakers < matrix.shape[0]:
+            continue  # several rows of a speaker have no rank of that speaker
         ranks = rank_disclosure(rank_matrix(matrix).histogram, validate_args=False)
         if condition:
             for key in ("max_d", "mean_d", "id_rate"):
                 scalars[scalar_key(condition, key)] = ranks[key]
         else:
+            # Tables show ranks by condition; of an unnamed one there is a note.
             notes.append(
                 f"the own speaker comes first in {float(ranks['id_rate']):.1%} of the tests that"
                 " have one"
@@ -379,6 +375,25 @@ def evaluate_score_matrices(
         tuple(notes),
         utterances=tests,
         no_attacks=_NO_ATTACKS,
+    )
+
+
+def _list_tested_speakers(matrices: Mapping[str, ScoreMatrix]) -> tuple[str, ...]:
+    """Return the speakers of the columns of all matrices, sorted."""
+    tested: set[str] = set()
+    for matrix in matrices.values():
+        tested.update(matrix.column_speakers)
+    return tuple(sorted(tested))
+
+
+def _describe_matrix(condition: str, matrix: ScoreMatrix) -> str:
+    """Return a note on the size of a matrix."""
+    num_rows, num_columns = matrix.shape
+    num_distractors = len(set(matrix.row_speakers) - set(matrix.column_speakers))
+    start = f"{condition}: " if condition else ""
+    return (
+        f"{start}{num_rows:,} enrolled speakers, {num_distractors:,} of them without a"
+        f" test, and {num_columns:,} tests"
     )
 
 

@@ -461,15 +461,25 @@ def _column_role(name: str) -> str:
 
 
 def _are_column_names(fields: Sequence[str], roles: Sequence[str]) -> bool:
-    """Return whether the first line of a table of comma-separated values names its columns."""
-    has_name = False
+    """Return whether the first line of a comma-separated table names its columns.
+
+    It does if no field is a number, and at least one field is a known name of a column and not a
+    label.
+
+    Args:
+        fields: The texts of the first line.
+        roles: What :func:`_column_role` finds for each text; empty where it is no known name.
+    """
+    num_names = 0
     for field, role in zip(fields, roles, strict=True):
         text = field.lower()
         if re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", text):
-            return False  # a number
-        is_label = text in (*_TARGET, *_NONTARGET)
-        has_name = has_name or (bool(role) and not is_label)
-    return has_name
+            return False  # a line of data
+        # "target" names a column, and is a label too.
+        is_label = text in _TARGET or text in _NONTARGET
+        if role and not is_label:
+            num_names += 1
+    return num_names > 0
 
 
 def read_parquet(content: bytes, path: str | Path) -> pl.DataFrame:
