@@ -190,18 +190,21 @@ def _lay_axis(sample: Tensor) -> _TailedScoreAxis:
 def collect_block_scores(
     sample: Tensor, blocks: Iterable[tuple[Tensor, Tensor]]
 ) -> ConditionScores:
-    """Return given scores in fine histograms.
+    """Count given scores, block by block, in a fine histogram of each class.
 
-    Blocks of scores, which are overwritten, and whether each is a target.
-
-    ``sample``: some of the scores, which say where the bins are to be.
+    Args:
+        sample: Some of the scores, which say where the bins are to be.
+        blocks: Scores of trials, and whether each is a target, in the same shape. The scores are
+            overwritten.
     """
     axis = _lay_axis(sample.flatten())
-    columns = _ALL_BINS + 1
-    table = torch.zeros(2 * columns, dtype=torch.int64)
+    num_columns = _ALL_BINS + 1  # the last one counts NaN
+    # The columns of the non-targets, then those of the targets.
+    counts = torch.zeros(2 * num_columns, dtype=torch.int64)
     for scores, is_target in blocks:
-        add_counts(table, axis.bin_in_place(scores) + is_target * columns)
-    return _count_histogram(axis, table.view(2, columns), has_unordered_pairs=False)
+        add_counts(counts, axis.bin_in_place(scores) + is_target * num_columns)
+    # Given trials are counted as they are; only pairs within one side are unordered.
+    return _score_histogram(axis, counts.view(2, num_columns), has_unordered_pairs=False)
 
 
 def _bin_scores(pairs: PairBlocks) -> ConditionScores:
@@ -215,10 +218,10 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
             slots.masked_fill_(~block.is_trial, 2 * columns)
         add_counts(table, slots)
     (by_class,) = pairs.processes.all_reduce(table[:-1].view(2, columns))
-    return _count_histogram(axis, by_class, pairs.is_same_rows)
+    return _score_histogram(axis, by_class, pairs.is_same_rows)
 
 
-def _count_histogram(
+def _score_histogram(
     axis: _TailedScoreAxis, by_class: Tensor, has_unordered_pairs: bool
 ) -> ConditionScores:
     """Return the scores in a histogram of non-targets and targets, whose last column counts NaN."""

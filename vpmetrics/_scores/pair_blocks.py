@@ -264,20 +264,21 @@ class PairBlocks:
         return torch.cat(scores), torch.cat(labels)
 
     def nontarget_and_target_scores(self) -> tuple[Tensor, Tensor]:
-        """Return scores of the non-target and of the target trials of this process, flat.
+        """Return scores of the non-target and of the target trials of this process, ``(P,)`` each.
 
-        Faster than by labels.
+        Faster than to divide the scores by the labels of :meth:`scores_and_labels`: most blocks
+        hold non-targets alone.
         """
         empty = self.enrolment.embeddings.new_empty(0)
-        nontargets = [empty]
-        targets = [empty]
+        nontarget_scores = [empty]
+        target_scores = [empty]
         for block in self:
-            if block.is_target is None or block.is_trial is None:
-                nontargets.append(block.scores.flatten())
+            if block.is_target is None or block.is_trial is None:  # a block of non-targets alone
+                nontarget_scores.append(block.scores.flatten())
             else:
-                nontargets.append(block.scores[~block.is_target & block.is_trial])
-                targets.append(block.scores[block.is_target & block.is_trial])
-        return torch.cat(nontargets), torch.cat(targets)
+                nontarget_scores.append(block.scores[~block.is_target & block.is_trial])
+                target_scores.append(block.scores[block.is_target & block.is_trial])
+        return torch.cat(nontarget_scores), torch.cat(target_scores)
 
     def target_scores(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield scores and speaker indices ``(P,)`` of target trials, block by block.

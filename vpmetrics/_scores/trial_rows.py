@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._scores.pair_blocks import PairBlocks
+from vpmetrics._scores.scorers import Scorer
 from vpmetrics._utterances.conditions import Condition
 from vpmetrics._utterances.utterances import Utterances
 
@@ -26,12 +27,17 @@ def inner_products(enrolment_rows: Tensor, test_rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class TrialRows:
-    """Rows ``(A, E)`` and ``(B, E)`` whose comparison is the score of a trial, with their labels.
+    """Rows of both sides of a condition, whose comparison is the score of a trial.
 
-    ``enrolment`` and ``test`` hold the labels, sorted by ``speaker_index``. ``average(members,
-    members)`` returns rows of conversations ``(K, C, E)`` and ``(K, B, E)`` for members ``(K, C,
-    L)`` and ``(K, B, L)`` of both sides: those of the attacker, and those of the attacker whom
-    permuted speakers taught, where these differ.
+    ``enrolment`` and ``test``: the utterances with their labels, sorted by ``speaker_index``.
+    ``enrolment_rows`` ``(A, E)`` and ``test_rows`` ``(B, E)``: what is compared of them.
+
+    ``average``: a function from K draws of conversations to their rows. Its arguments are the
+    indices of the L utterances of each conversation, ``(K, C, L)`` into the enrolment rows and
+    ``(K, D, L)`` into the test rows. It returns pairs of ``(K, C, E)`` and ``(K, D, E)``: one of
+    the attacker and, where these differ, one of the attacker whom permuted speakers taught.
+
+    ``compare``: a function from rows ``(..., A, E)`` and ``(..., B, E)`` to scores ``(..., A, B)``.
     """
 
     enrolment: Utterances
@@ -49,36 +55,44 @@ class TrialRows:
 
 
 def make_plain_rows(pairs: PairBlocks) -> TrialRows:
-    """Return the rows of plain comparison, those of the pairs."""
+    """Return the rows of plain comparison: embeddings as they are compared without any attack."""
     scorer = pairs.scorer
     enrolment_rows = pairs.enrolment.embeddings.detach()
     test_rows = enrolment_rows
     if not pairs.is_same_rows:
         test_rows = pairs.test.embeddings.detach()
 
-    def average_side(rows: Tensor, members: Tensor) -> Tensor:
-        means = rows[members].mean(dim=2)
-        return scorer.prepare(means.flatten(0, 1)).view(means.shape)
-
     def average(enrolment_members: Tensor, test_members: Tensor) -> Sequence[tuple[Tensor, Tensor]]:
-        return [
-            (average_side(enrolment_rows, enrolment_members), average_side(test_rows, test_members))
-        ]
+        enrolment_means = _average_rows(enrolment_rows, enrolment_members, scorer)
+        test_means = _average_rows(test_rows, test_members, scorer)
+        # One pair: nothing was taught, so permuted speakers give the same rows.
+        return [(enrolment_means, test_means)]
 
-    def compare(first: Tensor, second: Tensor) -> Tensor:
-        if scorer.is_builtin or first.dim() == 2:
-            return scorer.compare(first, second)
-        return torch.stack([scorer.compare(*pair) for pair in zip(first, second, strict=True)])
+    def compare(first_rows: Tensor, second_rows: Tensor) -> Tensor:
+        has_draws = first_rows.dim() > 2
+        if scorer.is_builtin or not has_draws:
+            return scorer.compare(first_rows, second_rows)
+        # A function of the caller compares two matrices, so it takes one draw after the other.
+        scores_of_draws: list[Tensor] = []
+        for first_matrix, second_matrix in zip(first_rows, second_rows, strict=True):
+            scores_of_draws.append(scorer.compare(first_matrix, second_matrix))
+        return torch.stack(scores_of_draws)
 
     return TrialRows(
-        pairs.enrolment,
-        pairs.test,
-        enrolment_rows,
-        test_rows,
-        pairs.condition,
-        average,
-        compare,
+        enrolment=pairs.enrolment,
+        test=pairs.test,
+        enrolment_rows=enrolment_rows,
+        test_rows=test_rows,
+        condition=pairs.condition,
+        average=average,
+        compare=compare,
     )
+
+
+def _average_rows(rows: Tensor, members: Tensor, scorer: Scorer) -> Tensor:
+    """Return mean rows ``(K, C, E)``, ready for comparison; ``members`` ``(K, C, L)`` of them."""
+    means = rows[members].mean(dim=2)
+    return scorer.prepare(means.flatten(0, 1)).view(means.shape)
 
 
 def round_scores(scores: Tensor) -> Tensor:

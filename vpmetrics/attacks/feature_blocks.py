@@ -107,16 +107,22 @@ def merge_blocks(blocks: Sequence[FeatureBlock]) -> list[FeatureBlock]:
 
 
 def gather_scores(blocks: Sequence[FeatureBlock], num_features: int) -> Tensor:
-    """Return the scores of all features, ``(C, A, r, r')``, in the order of their numbers."""
-    scores_of_blocks = [block.score() for block in blocks]
-    features: list[int] = []
+    """Return the scores of all features in the order of their numbers, ``(C, A, R, R')``.
+
+    The axes are C cells, A features, and the enrolment and test rows of a cell. The blocks hold
+    each of the ``num_features`` features once.
+    """
+    scores_of_blocks: list[Tensor] = []
+    feature_numbers: list[int] = []
     for block in blocks:
-        features.extend(block.features)
-    assert len(features) == num_features
-    wide = max((scores.dtype for scores in scores_of_blocks), key=lambda dtype: dtype.itemsize)
-    joined = torch.cat([scores.to(wide) for scores in scores_of_blocks])
-    order = torch.tensor(features, device=joined.device).argsort()
-    return joined[order].transpose(0, 1)
+        scores_of_blocks.append(block.score())  # (features of the block, C, R, R')
+        feature_numbers.extend(block.features)
+    assert len(feature_numbers) == num_features
+    dtypes = [scores.dtype for scores in scores_of_blocks]
+    widest_dtype = max(dtypes, key=lambda dtype: dtype.itemsize)
+    scores_of_features = torch.cat([scores.to(widest_dtype) for scores in scores_of_blocks])
+    order = torch.tensor(feature_numbers, device=scores_of_features.device).argsort()
+    return scores_of_features[order].transpose(0, 1)
 
 
 def cut_into_blocks(
