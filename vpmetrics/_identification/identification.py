@@ -287,9 +287,8 @@ def _histogram_of_soft_ranks(
         share = (rank - lower) * mass
         histogram = histogram.index_add(0, lower, mass - share)
         histogram = histogram.index_add(0, (lower + 1).clamp(max=references - 1), share)
-    return torch.where(trials.finite & ~histogram.isnan().any(), histogram, torch.nan).to(
-        result_dtype(trials.inputs)
-    )
+    is_defined = trials.finite & ~histogram.isnan().any()
+    return torch.where(is_defined, histogram, torch.nan).to(result_dtype(trials.inputs))
 
 
 def count_above_tied_nan(block: ScoreRows, matches: Tensor) -> Tensor:
@@ -300,15 +299,17 @@ def count_above_tied_nan(block: ScoreRows, matches: Tensor) -> Tensor:
     """
     # The largest of a row shows a NaN in a fraction of the time it takes to check each score.
     has_nan = block.scores.detach().amax(dim=1).isnan()
+    columns_at_once = max(1, _MASKED_SCORES // max(1, block.scores.numel()))
     counts: list[Tensor] = []
-    for match in matches.split(max(1, _MASKED_SCORES // max(1, block.scores.numel()))):
+    for match in matches.split(columns_at_once):
         # Masks of the scores' own type: comparing and summing them is many times as fast as with
         # booleans.
         mask = block.scores.new_empty(len(match), *block.scores.shape)
-        at_least = torch.ge(block.scores, match - block.rounding, out=mask).sum(dim=2)
-        above = torch.gt(block.scores, match + block.rounding, out=mask).sum(dim=2)
-        has_nan_of_match = has_nan.to(above.dtype).expand_as(above)
-        counts.append(torch.stack([above, at_least - above, has_nan_of_match], dim=1))
+        num_at_least = torch.ge(block.scores, match - block.rounding, out=mask).sum(dim=2)
+        num_above = torch.gt(block.scores, match + block.rounding, out=mask).sum(dim=2)
+        num_tied = num_at_least - num_above
+        has_nan_of_match = has_nan.to(num_above.dtype).expand_as(num_above)
+        counts.append(torch.stack([num_above, num_tied, has_nan_of_match], dim=1))
     return widen(torch.cat(counts))
 
 
@@ -320,15 +321,15 @@ def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
     The mass of an input is spread over the ranks it is tied for: a step up before them and a step
     down after, in integers, so that the order of additions changes nothing.
     """
-    above, tied = ranks[:, :2].long().unbind(1)
-    tied = tied.clamp(min=1)
-    # the mass of all inputs stays within 63 bits
+    num_above, num_tied = ranks[:, :2].long().unbind(1)
+    num_tied = num_tied.clamp(min=1)
+    # The mass of all inputs stays within 63 bits.
     unit = 1 << (62 - len(trials.inputs).bit_length())
-    mass = torch.where(trials.usable, unit // tied, 0)
+    mass = torch.where(trials.usable, unit // num_tied, 0)
     steps = mass.new_zeros(len(ranks), max(trials.num_references, 1) + 1)
-    steps = steps.scatter_add(1, above, mass).scatter_add(1, above + tied, -mass)[
-        :, : trials.num_references
-    ]
+    steps = steps.scatter_add(1, num_above, mass)
+    steps = steps.scatter_add(1, num_above + num_tied, -mass)
+    steps = steps[:, : trials.num_references]
     # A comparison with NaN is False and would be a rank.
     is_undefined = ~trials.finite | (ranks[:, 2] > 0).any(dim=1, keepdim=True)
     histograms = torch.where(is_undefined, torch.nan, widen(steps.cumsum(dim=1)) / unit)

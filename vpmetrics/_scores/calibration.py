@@ -246,7 +246,7 @@ def _pseudo_trials_if_separable(
 ) -> tuple[Tensor, Tensor]:
     """Return scores of a pseudo target and a pseudo non-target of each regression.
 
-    Scores are ``(2, F, 1)``, their weight ``(F, 1)``.
+    Scores are ``(2, F, 1)``, targets first; their weight is ``(F, 1)``.
 
     Where a threshold separates the classes, no slope is steep enough. Then a pseudo target is put
     where the nearest non-target is, and a pseudo non-target where the nearest target is: what one

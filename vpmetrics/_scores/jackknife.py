@@ -1,6 +1,4 @@
-"""The leave-one-speaker-out jackknife.
-
-Replicates of every number, and confidence intervals from them.
+"""The leave-one-speaker-out jackknife: replicates of every number, and confidence intervals.
 
 Trials share speakers, so they are not independent. Speakers are left out instead, one after the
 other, with all their trials. Every trial is counted in its cell of the score axis, once in all and
@@ -100,9 +98,9 @@ class JackknifeGroups(NamedTuple):
 
 
 def group_speakers(data: EvaluationData) -> JackknifeGroups:
-    """Assign speakers to jackknife groups by embeddings only.
+    """Assign speakers to jackknife groups, whatever their labels are.
 
-    A speaker in two groups of the data is left out once.
+    A speaker in two partitions of the data is left out once.
     """
     labels, label_of_speaker = data.speakers.unique(return_inverse=True)
     if len(labels) <= MOST_GROUPS:
@@ -116,9 +114,9 @@ def group_speakers(data: EvaluationData) -> JackknifeGroups:
 
 
 def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
-    """Assign ascending labels to groups in a given order.
+    """Assign speakers to jackknife groups in a given order of their ascending labels.
 
-    Else by labels alone, the same groups for every system.
+    Without an order it is drawn by their number alone: the same groups for every system.
     """
     num_groups = min(len(labels), MOST_GROUPS)
     size = len(labels) // max(num_groups, 1)
@@ -133,9 +131,9 @@ def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> Jac
 
 
 class CountingCells:
-    """Cells to count replicates in, of about equally many trials.
+    """Cells of the score axis with about equally many trials, in which replicates are counted.
 
-    Edges are those of PAV steps and linkability bins.
+    Their edges are those of PAV steps and of linkability bins.
     """
 
     def __init__(self, scores: ConditionScores, max_cells: int = _CELLS) -> None:
@@ -201,10 +199,7 @@ class ReplicateCellCounts:
 
     @cached_property
     def min_speakers_per_class(self) -> int:
-        """The smaller of two numbers of speakers (or groups).
-
-        With target trials, and with non-target trials.
-        """
+        """The smaller of the numbers of groups with target and with non-target trials."""
         counts = torch.stack([self.targets, self.nontargets])
         has_trials = (counts[:, 1:] != counts[:, :1]).any(2)  # (2, G)
         return int(has_trials.sum(1).amin())
@@ -278,9 +273,9 @@ def count_replicates(
 
     target_counts = widen(targets.of_all_and_without_groups())
     nontarget_counts = widen(nontargets.of_all_and_without_groups())
-    nontarget_counts = nontarget_counts * (
-        scores.counts.ascending.nontargets.sum() / nontarget_counts[0].sum()
-    )
+    # As many as before they were thinned.
+    num_nontargets = scores.counts.ascending.nontargets.sum()
+    nontarget_counts = nontarget_counts * (num_nontargets / nontarget_counts[0].sum())
     if weights is None:
         similarity_weights = None
     else:
@@ -289,9 +284,7 @@ def count_replicates(
 
 
 class _SimilarityWeights:
-    """Derivatives of mean similarities by the calibrated value of each cell.
-
-    They come from the trials in the cell.
+    """Derivatives of mean similarities with respect to the calibrated value of each cell.
 
     A pair of speakers, or a speaker, weighs the same however many trials it has.
 
@@ -371,9 +364,9 @@ def count_trial_replicates(
         if similarity_slopes is not None:
             empty = counts[0].new_zeros(2, cells.num_cells)
             weights.append(empty.index_add(1, cell[is_of_class], similarity_slopes[:, is_of_class]))
-    return ReplicateCellCounts(
-        cells, counts[0], counts[1], groups, torch.stack(weights) if weights else None
-    )
+    targets, nontargets = counts
+    similarity_weights = torch.stack(weights) if weights else None
+    return ReplicateCellCounts(cells, targets, nontargets, groups, similarity_weights)
 
 
 def differentiate_similarity_by_llr(
@@ -492,9 +485,7 @@ def check_enough_speakers(number: int) -> bool:
 def make_jackknife(
     replicates: Mapping[str, Tensor], groups: JackknifeGroups, num_speakers: int | None = None
 ) -> Jackknife:
-    """Return the jackknife of numbers ``(1 + G,)``.
-
-    They are known of all speakers, and then without each group.
+    """Return the jackknife of numbers ``(1 + G,)``: of all speakers, then without each group.
 
     ``num_speakers``: the smaller number, with target or with non-target trials; None where all have
     both.
@@ -557,28 +548,31 @@ def _intervals_of_keys(
     num_speakers = len(jackknife.groups.labels)
     value = torch.stack([widen(values[key].detach()) for key in keys])
     changes = torch.stack([widen(jackknife.changes[key]) for key in keys])
-    ranges = value.new_tensor(
-        [scalar(key).range_among(jackknife.gallery.get(key, num_speakers)) for key in keys]
-    )
+    range_of_key: list[tuple[float, float]] = []
+    for key in keys:
+        gallery_size = jackknife.gallery.get(key, num_speakers)
+        range_of_key.append(scalar(key).range_among(gallery_size))
+    ranges = value.new_tensor(range_of_key)  # (keys, 2)
     no_bias = value.new_zeros(())
     bias = torch.stack([widen(jackknife.bias.get(key, no_bias)) for key in keys])
     is_saturating = torch.tensor([scalar(key).is_saturating for key in keys], device=value.device)
-    ends = jackknife_interval(
+    lows, highs = jackknife_interval(
         value,
-        value[:, None] + changes,
-        confidence,
-        ranges[:, 0],
-        ranges[:, 1],
-        jackknife.groups.kept_over_dropped,
-        bias,
-        is_saturating,
+        replicates=value[:, None] + changes,
+        confidence=confidence,
+        lowest=ranges[:, 0],
+        highest=ranges[:, 1],
+        kept_over_dropped=jackknife.groups.kept_over_dropped,
+        bias=bias,
+        is_saturating=is_saturating,
     )
     # Where trials are few some numbers are undefined, as documented.
-    is_told = torch.tensor([not scalar(key).needs_many_trials for key in keys], device=value.device)
+    needs_few_trials = [not scalar(key).needs_many_trials for key in keys]
+    is_unexpected = torch.tensor(needs_few_trials, device=value.device)
     reason = "A number is undefined or infinite without one of the speakers, so it has no interval."
-    warn_undefined(reason, (ends[0].isnan() & ~value.isnan() & is_told).any())
+    warn_undefined(reason, (lows.isnan() & ~value.isnan() & is_unexpected).any())
     intervals: dict[str, tuple[Tensor, Tensor]] = {}
-    for key, low, high in zip(keys, ends[0].unbind(), ends[1].unbind(), strict=True):
+    for key, low, high in zip(keys, lows.unbind(), highs.unbind(), strict=True):
         dtype = values[key].dtype
         intervals[key] = (low.to(dtype), high.to(dtype))
     return intervals
@@ -595,7 +589,12 @@ def profile_interval(
     replicates = profile[:, None] + replicates[:, 1:] - replicates[:, :1]
     highest = prior_entropy(prior_log_odds)
     return jackknife_interval(
-        profile, replicates, confidence, 0.0, highest, counts.groups.kept_over_dropped
+        profile,
+        replicates,
+        confidence,
+        lowest=0.0,
+        highest=highest,
+        kept_over_dropped=counts.groups.kept_over_dropped,
     )
 
 
@@ -643,31 +642,39 @@ def jackknife_interval(
         bias: What to subtract from the value; :math:`b` when left out.
         is_saturating: Which numbers often come close to the upper end of their range.
     """
-    estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
+    estimate, standard_error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
     wide = widen(value.detach())
     lowest_end = torch.as_tensor(lowest, dtype=wide.dtype, device=wide.device)
     highest_end = torch.as_tensor(highest, dtype=wide.dtype, device=wide.device)
     num_groups = replicates.shape[-1]
-    reach = students_t_quantile(confidence, max(num_groups - 1, 1)) * error
-    bound = clopper_pearson_or_0(wide, reach, num_groups, confidence, lowest, highest)
+    reach = students_t_quantile(confidence, max(num_groups - 1, 1)) * standard_error
     low = estimate - reach
     high = estimate + reach
+
+    # Of a saturating number, the interval of the logarithm of what is missing.
     missing = highest_end - estimate
-    has_missing = torch.as_tensor(is_saturating, device=wide.device) & missing.isfinite()
-    has_missing = has_missing & (missing > 0)
-    factor = torch.exp(reach / torch.where(has_missing, missing, 1))
-    farthest = estimate - _MOST_STRETCHED * reach
-    low = torch.where(has_missing, torch.maximum(highest_end - missing * factor, farthest), low)
-    high = torch.where(has_missing, highest_end - missing / factor, high)
+    is_logarithmic = torch.as_tensor(is_saturating, device=wide.device) & missing.isfinite()
+    is_logarithmic = is_logarithmic & (missing > 0)
+    factor = torch.exp(reach / torch.where(is_logarithmic, missing, 1))
+    farthest_low = estimate - _MOST_STRETCHED * reach
+    logarithmic_low = torch.maximum(highest_end - missing * factor, farthest_low)
+    low = torch.where(is_logarithmic, logarithmic_low, low)
+    high = torch.where(is_logarithmic, highest_end - missing / factor, high)
+
+    # The Clopper-Pearson bound, where no replicate differs from a value at one end of its range.
+    bound = clopper_pearson_or_0(wide, reach, num_groups, confidence, lowest, highest)
     low = torch.minimum(low, wide - bound)
     high = torch.maximum(high, wide + bound)
+
+    # A sample of voices at the end of the range may hold none that are below it.
     width = highest_end - lowest_end.clamp(min=0)
-    is_full = has_missing & (highest_end - wide <= _NEARLY_FULL * width)
-    absent = width * share_of_absent_speakers(num_groups, confidence)
-    low = torch.where(is_full, torch.minimum(low, wide - absent), low)
-    return low.clamp(lowest_end, highest_end).to(value.dtype), high.clamp(
-        lowest_end, highest_end
-    ).to(value.dtype)
+    is_nearly_full = is_logarithmic & (highest_end - wide <= _NEARLY_FULL * width)
+    bound_of_absent = width * share_of_absent_speakers(num_groups, confidence)
+    low = torch.where(is_nearly_full, torch.minimum(low, wide - bound_of_absent), low)
+
+    low = low.clamp(lowest_end, highest_end).to(value.dtype)
+    high = high.clamp(lowest_end, highest_end).to(value.dtype)
+    return low, high
 
 
 def _jackknife_estimate(
@@ -787,9 +794,9 @@ def students_t_probability_within(bound: float, freedom: int) -> float:
 
 
 class Difference(NamedTuple):
-    """By how much a number of one system exceeds that of another.
+    """By how much a number of one system exceeds that of another, with its interval.
 
-    With its interval, and the probability to be below.
+    ``probability_below``: the probability that the difference is below 0.
     """
 
     value: Tensor
@@ -811,9 +818,7 @@ def paired_difference(
 ) -> Difference:
     """Return the difference of two systems on the same speakers.
 
-    The same speakers are left out of both.
-
-    A speaker who is hard in both systems cancels in their difference.
+    The same speakers are left out of both, so that a speaker who is hard in both systems cancels.
     """
     jackknife, subtracted_jackknife = jackknives
     groups = jackknife.groups

@@ -49,7 +49,8 @@ class _cached_property(Generic[T]):  # noqa: N801
         self.function = function
 
     def __get__(self, instance: Any, owner: type) -> T:
-        value = instance.__dict__[self.function.__name__] = self.function(instance)
+        value = self.function(instance)
+        instance.__dict__[self.function.__name__] = value
         return value
 
 
@@ -90,14 +91,11 @@ class Steps:
 
     @_cached_property
     def llr(self) -> Tensor:
-        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV pool.
-
-        It may be infinite.
-        """
+        """Natural-log likelihood ratio of every step ``(S,)``: that of its PAV pool."""
         return self.pools.llr.gather(-1, self.pool_of_step)
 
     def laplace_llr(self, trial_weight: int = 1) -> Tensor:
-        """Return the finite ratio of every step under Laplace's rule.
+        """Return the log-likelihood ratio of every step under Laplace's rule, which is finite.
 
         Every trial counts ``trial_weight`` times.
         """
@@ -120,10 +118,7 @@ class Steps:
 
     @_cached_property
     def worst_evidence(self) -> Tensor:
-        """The largest absolute log-likelihood ratio of a trial by Laplace's rule, to base 10.
-
-        Finite.
-        """
+        """The largest absolute log-likelihood ratio of a trial by Laplace's rule, to base 10."""
         # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as
         # empty. Pools that hold only the labels added by Laplace's rule are no evidence of a trial.
         is_empty = (self.targets <= 1e-3) & (self.nontargets <= 1e-3)  # False for NaN
@@ -137,9 +132,7 @@ class Steps:
 
 
 class Pools(NamedTuple):
-    """PAV pools in ascending order.
-
-    Log-likelihood ratio, targets and non-targets of each, ``(B,)``.
+    """The log-likelihood ratio, targets and non-targets of each PAV pool ``(B,)``, ascending.
 
     On a GPU there are as many as steps, since counting them would be a sync, and the last ones hold
     no trials.
@@ -179,10 +172,7 @@ class StepsOfBothSigns:
 
 
 def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> StepsOfBothSigns:
-    """Return the steps of counts ``(..., S)`` in ascending order of the scores.
-
-    Their edges are unknown.
-    """
+    """Return the steps of counts ``(..., S)``, which are in ascending order of unknown scores."""
     edges = targets.new_empty(0)
     ascending = Steps(edges, targets, nontargets)
     descending = Steps(edges, targets.flip(-1), nontargets.flip(-1))
@@ -279,10 +269,7 @@ def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> St
 
 
 def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
-    """Return a function from scores to their values in some tables.
-
-    A table has one entry per step.
-    """
+    """Return a function that looks up scores in tables with one entry per step ``(S,)``."""
     edges = steps.edges
     values = torch.stack(list(tables))  # (tables, S)
     if is_numpy_ready(values):  # pools are far fewer than steps; counting them would be a GPU sync
@@ -305,10 +292,10 @@ def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
 
 
 class _StepTable:
-    """The step of each score.
+    """A table from scores to their steps.
 
-    It is how many of the sorted edges ``(S - 1,)`` are at most that score; many scores are looked
-    up in a table of equal cells.
+    The step of a score is the number of sorted edges ``(S - 1,)`` that do not exceed it. Many
+    scores are looked up in a table of equal cells, few are searched among the edges.
     """
 
     def __init__(self, edges: Tensor) -> None:
@@ -320,7 +307,9 @@ class _StepTable:
         if len(self._edges) == 0:
             return None
         span = float(self._edges[-1] - self._edges[0])
-        return (_CELLS - 1) / span if 1e-30 < span < 1e30 else None
+        if 1e-30 < span < 1e30:
+            return (_CELLS - 1) / span
+        return None
 
     @_cached_property
     def _step_of_cell(self) -> Tensor:
@@ -339,8 +328,10 @@ class _StepTable:
         if not is_large or self._cells_per_unit is None:
             return torch.searchsorted(self._edges, scores, right=True)
         step = self._step_of_cell.index_select(0, self._find_cells(scores))
-        unsure = (step < 0).nonzero().flatten()
-        step[unsure] = torch.searchsorted(self._edges, scores[unsure], right=True, out_int32=True)
+        beside_edge = (step < 0).nonzero().flatten()
+        step[beside_edge] = torch.searchsorted(
+            self._edges, scores[beside_edge], right=True, out_int32=True
+        )
         return step
 
 
@@ -514,20 +505,26 @@ def count_by_score(
 def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
     """Return the exact steps of trials in order."""
     targets, num_equal = ordered.targets.unique_consecutive(return_counts=True)
-    below, up_to = _count_nontargets_below(targets, ordered.nontargets)
-    num_targets = pad(widen(num_equal), (1, 0))
-    num_tied = widen(up_to - below)
+    num_below, num_up_to = _count_nontargets_below(targets, ordered.nontargets)
+    num_targets = widen(num_equal)
+    num_tied = widen(num_up_to - num_below)
     # Non-targets below the first target, between neighbours, and above the last: each target with
     # those above it, or, of negated scores, with those below it.
-    total = below.new_full((1,), len(ordered.nontargets))
-    nontargets = widen(torch.cat([pad(below, (1, 0)), total]).diff())
-    nontargets_negated = widen(torch.cat([pad(up_to, (1, 0)), total]).diff()).flip(0)
-    ascending = Steps(targets, num_targets, nontargets, pad(num_tied, (1, 0)))
+    total = num_below.new_full((1,), len(ordered.nontargets))
+    nontargets = torch.cat([pad(num_below, (1, 0)), total]).diff()
+    nontargets_of_negated = torch.cat([pad(num_up_to, (1, 0)), total]).diff()
+    # The first step lies below the lowest target and holds none.
+    ascending = Steps(
+        edges=targets,
+        targets=pad(num_targets, (1, 0)),
+        nontargets=widen(nontargets),
+        tied=pad(num_tied, (1, 0)),
+    )
     descending = Steps(
-        -targets.flip(0),
-        pad(num_targets[1:].flip(0), (1, 0)),
-        nontargets_negated,
-        pad(num_tied.flip(0), (1, 0)),
+        edges=-targets.flip(0),
+        targets=pad(num_targets.flip(0), (1, 0)),
+        nontargets=widen(nontargets_of_negated).flip(0),
+        tied=pad(num_tied.flip(0), (1, 0)),
     )
     # Sorting puts NaN last.
     highest = torch.cat([ordered.nontargets[-1:], ordered.targets[-1:]])
@@ -535,9 +532,7 @@ def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
 
 
 def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
-    """Return edges that make a cell of every target score.
-
-    The scores between two of them have a cell, too.
+    """Return edges that make a cell of every target score, and of the scores between two of them.
 
     Counts in these cells give the same calibration as the scores, and as the negated scores: a
     pool of PAV begins or ends at a target. Of very many targets, evenly spaced ones have a cell.
@@ -551,13 +546,11 @@ def lay_edges_at_targets(targets: Sequence[Tensor]) -> Tensor:
 
 
 def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> StepsOfBothSigns:
-    """Return smoothed counts as steps, one per grid cell.
-
-    The counts are differentiable in ``preds``.
-    """
+    """Return smoothed counts, differentiable in ``preds``, as steps, one per grid cell."""
     targets, nontargets = soft_counts_on_grid(grid, preds, target)
     points = grid.points
-    return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, targets.isnan().any())
+    edges = (points[1:] + points[:-1]) / 2
+    return count_by_bin(edges, targets, nontargets, has_nan=targets.isnan().any())
 
 
 def count_by_bin(
@@ -597,8 +590,9 @@ def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor
     num_below = np.searchsorted(nontarget_values, target_values)
     num_up_to = num_below.copy()
     # A second search, for the few ties alone.
-    tied = np.flatnonzero(num_below < len(nontarget_values))
-    tied = tied[nontarget_values[num_below[tied]] == target_values[tied]]
+    has_next = np.flatnonzero(num_below < len(nontarget_values))
+    is_tied = nontarget_values[num_below[has_next]] == target_values[has_next]
+    tied = has_next[is_tied]
     num_up_to[tied] = np.searchsorted(nontarget_values, target_values[tied], "right")
     return torch.from_numpy(num_below), torch.from_numpy(num_up_to)
 

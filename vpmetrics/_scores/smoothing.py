@@ -80,10 +80,9 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
     width = bandwidth * deviation
     low = lowest - _MARGIN * width
     high = highest + _MARGIN * width
-    cells = min(
-        _MOST_CELLS,
-        1 << math.ceil(math.log2(2 * (_REACH / bandwidth + _MARGIN) * _CELLS_PER_BANDWIDTH)),
-    )
+    widths_of_range = 2 * (_REACH / bandwidth + _MARGIN)
+    enough_cells = 1 << math.ceil(math.log2(widths_of_range * _CELLS_PER_BANDWIDTH))
+    cells = min(_MOST_CELLS, enough_cells)
     step = (high - low) / (cells - 1)
     return Grid(unit, low, step, lowest, highest, width / step, cells)
 
@@ -109,9 +108,8 @@ def soft_counts_on_grid(
     else:
         weights = weights.to(above.dtype)
     sums = above.new_zeros(*cell.shape[:-1], 2 * grid.cells)
-    sums = sums.scatter_add(-1, lower_cell, (1 - above) * weights).scatter_add(
-        -1, lower_cell + 1, above * weights
-    )
+    sums = sums.scatter_add(-1, lower_cell, (1 - above) * weights)
+    sums = sums.scatter_add(-1, lower_cell + 1, above * weights)
     counts = _smooth(sums.unflatten(-1, (2, grid.cells)), grid.width.unsqueeze(-1))
     floor = counts.detach().sum(-1, keepdim=True) * (_FLOOR / grid.cells)
     nontargets, targets = torch.maximum(counts, floor).unbind(-2)

@@ -105,8 +105,10 @@ def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
     """
     if isinstance(state, Tensor) or not state:
         return [-1, 0, 0]
-    width = state[0].shape[1] if state[0].dim() > 1 else 0
-    return [max(_LIST_DTYPES.index(rows.dtype) for rows in state), state[0].dim() - 1, width]
+    dtype_index = max(_LIST_DTYPES.index(rows.dtype) for rows in state)
+    num_dimensions = state[0].dim()
+    width = state[0].shape[1] if num_dimensions > 1 else 0
+    return [dtype_index, num_dimensions - 1, width]
 
 
 def align_list_states(

@@ -63,5 +63,7 @@ def is_numpy_ready(tensor: Tensor) -> bool:
 
 def read_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Return scalars as numbers, in one device-to-host copy."""
-    row = [widen(value.detach()) for value in values.values()]
-    return dict(zip(values, torch.stack(row).tolist() if row else [], strict=True))
+    if not values:
+        return {}
+    row = torch.stack([widen(value.detach()) for value in values.values()])
+    return dict(zip(values, row.tolist(), strict=True))

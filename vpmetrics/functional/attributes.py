@@ -200,15 +200,16 @@ def _permute_labels(
     """
     if bool((highest_label[speaker_index] == target).all()):
         # Drawn on the host, so that every device draws the same.
-        order = torch.randperm(len(highest_label), generator=generator, device="cpu").to(
-            target.device
-        )
-        return highest_label[order][speaker_index]
-    shuffled = (
-        torch.rand(len(target), generator=generator, device="cpu").to(target.device).argsort()
-    )
-    shuffled = shuffled[speaker_index[shuffled].argsort(stable=True)]
-    return torch.empty_like(target).scatter(0, speaker_index.argsort(stable=True), target[shuffled])
+        order = torch.randperm(len(highest_label), generator=generator, device="cpu")
+        label_of_speaker = highest_label[order.to(target.device)]
+        return label_of_speaker[speaker_index]
+    keys = torch.rand(len(target), generator=generator, device="cpu")
+    shuffled_rows = keys.to(target.device).argsort()
+    # Rows by speaker: shuffled within each, and in their own order.
+    shuffled_by_speaker = shuffled_rows[speaker_index[shuffled_rows].argsort(stable=True)]
+    rows_by_speaker = speaker_index.argsort(stable=True)
+    permuted = torch.empty_like(target)
+    return permuted.scatter(0, rows_by_speaker, target[shuffled_by_speaker])
 
 
 def _label_entropy(target: Tensor, num_classes: int) -> Tensor:
@@ -339,10 +340,9 @@ class _CrossFittedClassifier:
             posterior = (theta[:, :1, None] * scores + theta[:, 1:, None]).softmax(1)  # (K, C, N)
             error = (posterior - labels) * weights
             weighted = posterior * weights
-            gradient = (
-                torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1)
-                + theta @ ridge
-            )
+            by_scale = (error * scores).sum((1, 2))[:, None]
+            by_bias = error.sum(2)
+            gradient = torch.cat([by_scale, by_bias], dim=1) + theta @ ridge
             centred = scores - (posterior * scores).sum(1, keepdim=True)
             cross = (weighted * centred).sum(2)
             hessian = ridge.expand(self.num_folds, -1, -1).clone()
@@ -360,6 +360,8 @@ class _CrossFittedClassifier:
 
 def _sum_products(features: Tensor, columns: Tensor, row_folds: Tensor, num_folds: int) -> Tensor:
     """Return ``features.T @ columns`` of each fold, ``(K, D, C)``."""
-    return torch.stack(
-        [features[row_folds == k].T @ columns[row_folds == k] for k in range(num_folds)]
-    )
+    products: list[Tensor] = []
+    for fold in range(num_folds):
+        is_in_fold = row_folds == fold
+        products.append(features[is_in_fold].T @ columns[is_in_fold])
+    return torch.stack(products)

@@ -53,12 +53,8 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
             )
     # After division by a power of two no sum overflows. Only large weights are divided: small ones
     # must not become 0.
-    scales = []
-    for x in (y, weights):
-        finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
-        largest = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
-        scales.append(power_of_two_near(largest, least=torch.finfo(largest.dtype).tiny))
-    unit, peak = scales
+    unit = _power_of_two_near_largest(y)
+    peak = _power_of_two_near_largest(weights)
     values = widen(y) / unit
     masses = widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
     pool = number_pools(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
@@ -75,11 +71,15 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     # Ascending in spite of rounding. Only rounding errors change here, so the correction has no
     # gradient.
     fitted = exact + (exact.detach().cummax(-1).values - exact.detach()).nan_to_num(0)
-    return (
-        (fitted * unit)
-        .masked_fill(values.isnan().any(-1, keepdim=True), torch.nan)
-        .to(result_dtype(y))
-    )
+    has_nan = values.isnan().any(-1, keepdim=True)
+    return (fitted * unit).masked_fill(has_nan, torch.nan).to(result_dtype(y))
+
+
+def _power_of_two_near_largest(x: Tensor) -> Tensor:
+    """Return a power of two near the largest finite magnitude of each row, ``(..., 1)``."""
+    finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
+    largest = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
+    return power_of_two_near(largest, least=torch.finfo(largest.dtype).tiny)
 
 
 def pav_llr(
@@ -127,6 +127,6 @@ def pav_llr(
         llr = steps.laplace_llr() if laplace else steps.llr
         return interpolate_smoothed(grid, llr, scores).view(preds.shape).to(result_dtype(preds))
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
-    return make_finder(steps, [steps.laplace_llr() if laplace else steps.llr])(preds)[0].to(
-        result_dtype(preds)
-    )
+    llr_of_step = steps.laplace_llr() if laplace else steps.llr
+    find = make_finder(steps, [llr_of_step])
+    return find(preds)[0].to(result_dtype(preds))

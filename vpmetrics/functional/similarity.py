@@ -106,10 +106,13 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
     check_tensor("matrix", matrix)
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"Expected `matrix` to have shape (S, S), but got {tuple(matrix.shape)}.")
-    values = -widen(matrix).log2() if log_domain else widen(matrix)
+    values = widen(matrix)
+    if log_domain:
+        values = -values.log2()
     is_diagonal = torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
     difference = values[is_diagonal].nanmean() - values[~is_diagonal].nanmean()
-    return (-difference if log_domain else difference.abs()).to(result_dtype(matrix))
+    dominance = -difference if log_domain else difference.abs()
+    return dominance.to(result_dtype(matrix))
 
 
 def de_identification(oo: Tensor, op: Tensor) -> Tensor:
