@@ -191,22 +191,29 @@ def _group_rows(
     if side.is_reference is not None:
         labels.append(side.is_reference.long())
     if condition.target_sessions != "any" and side.sessions is not None:
-        return _group_by_session(side.sessions, labels, position, length)
+        session, _ = _number_sessions(side.sessions, side.speaker_index)
+        return _group_by_session(session, labels, position, length)
     group, num_groups = _number_combinations(labels)
     if side.sessions is None:
         return _RowGroups(group.double(), position, count_values(group, num_groups))
+    # With sessions, a recording may have been protected once in each.
     return _keep_one_version(recording, position, group, num_groups)
 
 
 def _group_by_session(
-    sessions: Tensor, labels: Sequence[Tensor], position: Tensor, length: int
+    session: Tensor, labels: Sequence[Tensor], position: Tensor, length: int
 ) -> _RowGroups:
     """Return groups of rows that agree in ``labels``, divided by session where these are long.
 
     A session of at least ``length`` rows is a group of its own. All shorter sessions of a speaker
     are one group, in which sessions follow one another, so that a conversation has few of them.
+
+    Args:
+        session: ``(N,)``, the number of each row's session; no two speakers have one in common.
+        labels: What rows of a group have in common, ``(N,)`` each.
+        position: ``(K, N)``, see :class:`_RowGroups`; sessions are brought together in it.
+        length: Utterances per conversation.
     """
-    session, _ = _number_sessions(sessions, labels[0])
     num_sessions = int(session.amax()) + 1
     is_long = (count_values(session, num_sessions) >= length)[session]
     all_short_sessions = num_sessions  # a number that no session has

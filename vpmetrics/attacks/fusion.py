@@ -18,7 +18,7 @@ instead of pairs of one speaker. As many pairs of as many speakers overfit as mu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,6 +66,7 @@ from vpmetrics.attacks.linear import Plain
 from vpmetrics.attacks.moments import MomentSums
 from vpmetrics.attacks.results import (
     PROFILE_KEYS,
+    AttackShare,
     FusedResult,
     LearningCurve,
     ReportedAttack,
@@ -338,8 +339,9 @@ class FusedAttacker:
         fusion = self._scores.fuse(condition)
         plain_attackers = self._list_plain_attackers(condition, groups, plain, plain_replicates)
         counts = widen(self._scores.count_pairs(fusion))  # (2 P, 3, B)
-        # One PAV serves all rows (2 P + 2 A, B), in this order: the P profiles, these profiles
-        # on permuted speakers, the A single features, and these with negated scores.
+        # A profile is what an attacker may have; a feature is one attack with one setting. One PAV
+        # serves all rows (2 P + 2 A, B), in this order: the P profiles, these profiles on permuted
+        # speakers, the A single features, and these with negated scores.
         steps = join_all_steps(counts, widen(fusion.own_counts))
         num_profiles = len(PROFILES)
         num_features = len(fusion.labels)
@@ -358,39 +360,45 @@ class FusedAttacker:
         plain_attacker = None
         if plain_attackers and bool(d_ece_of_plain[best_plain] >= d_ece_of_profile[best_profile]):
             plain_attacker = plain_attackers[best_plain]
-        replicates = None
-        if plain_attacker is not None:
             chosen_steps = plain_attacker.steps
             replicates = plain_attacker.replicates
         else:
             chosen_steps = take_row(steps, best_profile)
-            if groups is not None:
-                # Fused scores alternate: a profile, and the same on permuted speakers.
-                fused_score = 2 * best_profile
-                replicates = self._scores.count_replicates(
-                    fusion, fused_score, chosen_steps, groups
-                )
+            replicates = self._replicate_profile(fusion, best_profile, chosen_steps, groups)
         measures = {key: measure(chosen_steps) for key, measure in MEASURES.items()}
         replicates_by_key = None
         if replicates is not None:
             replicates_by_key = measure_replicates(measures, replicates)
-
-        better_sign_of_feature = d_ece_of_features.view(2, num_features).amax(0)
-        shares_in_richest_profile = fusion.shares[-1]
-        # One copy from the device instead of two.
-        table = torch.stack([better_sign_of_feature, shares_in_richest_profile])
-        d_ece_of_feature, share_of_feature = table.tolist()
-        return FusedResult(
+        result = FusedResult(
             measures=measures,
             chance=chance_of_profile.amax(),
             num_fitted_speakers=torch.full_like(d_ece_of_profile[0], self.num_fitted_speakers),
             by_profile=dict(zip(PROFILE_KEYS, at_least, strict=True)),
-            profile=best_profile if plain_attacker is None else None,
-            plain_encoder=0 if plain_attacker is None else plain_attacker.encoder,
-            is_negated=plain_attacker is not None and plain_attacker.is_negated,
-            attacks=tabulate_attacks(fusion.labels, d_ece_of_feature, share_of_feature),
+            profile=best_profile,
+            attacks=_tabulate_features(fusion, d_ece_of_features.view(2, num_features)),
             replicates=replicates_by_key,
         )
+        if plain_attacker is None:
+            return result
+        return replace(
+            result,
+            profile=None,
+            plain_encoder=plain_attacker.encoder,
+            is_negated=plain_attacker.is_negated,
+        )
+
+    def _replicate_profile(
+        self, fusion: ConditionFusion, profile: int, steps: Steps, groups: JackknifeGroups | None
+    ) -> Steps | None:
+        """Return the trials by the fused score of a profile, without each group, ``(1 + G, S)``.
+
+        None without ``groups``. ``steps`` ``(B,)``: all trials by this score.
+        """
+        if groups is None:
+            return None
+        # Fused scores alternate: a profile, and the same on permuted speakers.
+        fused_score = 2 * profile
+        return self._scores.count_replicates(fusion, fused_score, steps, groups)
 
     def _list_plain_attackers(
         self,
@@ -489,6 +497,20 @@ def _weigh_rows(
         is_cosine=block.is_cosine,
         chance_weight=weights[2 * profile_index + 1, features],
     )
+
+
+def _tabulate_features(fusion: ConditionFusion, d_ece_by_sign: Tensor) -> tuple[AttackShare, ...]:
+    """Return what each attack finds by itself, and its share of the fused score.
+
+    ``d_ece_by_sign`` ``(2, A)``: disclosure by each feature, and by its negated scores. The shares
+    are those in the richest profile, which has all attacks.
+    """
+    d_ece_of_better_sign = d_ece_by_sign.amax(0)
+    shares_in_richest_profile = fusion.shares[-1]
+    # One copy from the device instead of two.
+    table = torch.stack([d_ece_of_better_sign, shares_in_richest_profile])
+    d_ece_of_feature, share_of_feature = table.tolist()
+    return tabulate_attacks(fusion.labels, d_ece_of_feature, share_of_feature)
 
 
 def _prepare(data: EvaluationData) -> EvaluationData:
