@@ -277,20 +277,30 @@ class _CrossFittedClassifier:
             self.factors.append(torch.linalg.cholesky(training + shrinkage * scale * eye))
 
     def refit_on_rows(self, is_kept: Tensor, candidates: set[Setting]) -> _CrossFittedClassifier:
-        """Return classifiers fitted on the rows of a mask.
+        """Return classifiers fitted on some of the rows.
 
-        Each fold chooses among these candidates again.
+        Labels play no part yet: they are given to :meth:`measure_disclosure`. The products of all
+        rows are known, so only those of the removed rows are computed and subtracted.
+
+        Args:
+            is_kept: Boolean tensor of shape ``(N,)``.
+            candidates: Settings of which each fold takes one again.
         """
-        products = []
-        for total, features in zip(self.products, self.features, strict=True):
-            removed = features[~is_kept]
-            products.append(
-                total - _sum_products(removed, removed, self.row_folds[~is_kept], self.num_folds)
+        kept_features: list[Tensor] = []
+        kept_products: list[Tensor] = []
+        removed_folds = self.row_folds[~is_kept]
+        for features, products in zip(self.features, self.products, strict=True):
+            removed_features = features[~is_kept]
+            removed_products = _sum_products(
+                removed_features, removed_features, removed_folds, self.num_folds
             )
+            kept_features.append(features[is_kept])
+            kept_products.append(products - removed_products)
         return _CrossFittedClassifier(
-            features=[features[is_kept] for features in self.features],
+            features=kept_features,
             row_folds=self.row_folds[is_kept],
-            products=products,
+            products=kept_products,
+            # In a fixed order: of two that are equally good the first is taken.
             candidates=sorted(candidates),
             num_classes=self.num_classes,
         )

@@ -167,7 +167,11 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
             others.
 
     Returns:
-        What ``local_information_disclosure`` returns.
+        Scalars, float32 or wider: ``alid``, the mean of the bits; ``pdr`` and ``ndr``, the shares
+        of trials with positive bits and of all others, which disclose nothing or mislead;
+        ``lid_pos`` and ``lid_neg``, the mean bits of these two, NaN where there are none;
+        ``lid_max``, the largest bits; ``link_rate``, the share of linked trials. All are NaN, with
+        a warning, without trials or where a trial has NaN.
 
     Example:
         >>> values = summarise_information(
@@ -176,26 +180,29 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         >>> values["alid"], values["lid_pos"], values["link_rate"]
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
-    wide = widen(bits)
-    count = len(bits)
-    # Rounding of zero bits is no disclosure.
-    is_positive = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
-    positives = widen(is_positive).sum()
-    negatives = widen(~is_positive).sum()
+    wide_bits = widen(bits)
+    num_trials = len(bits)
+    # Bits that are 0 but for the rounding of some operations count as 0, and 0 is not positive.
+    rounding = 16 * torch.finfo(at_least_float32(bits).dtype).eps
+    is_positive = wide_bits > rounding
+    num_positive = widen(is_positive).sum()
+    num_others = widen(~is_positive).sum()
+    # One more number, since there is no largest of none.
+    bits_or_lowest = torch.cat([wide_bits, wide_bits.new_full((1,), -torch.inf)])
     values = {
-        "alid": wide.mean(),
-        "pdr": positives / count,
-        "ndr": negatives / count,
-        "lid_pos": torch.where(is_positive, wide, 0).sum() / positives,
-        "lid_neg": torch.where(is_positive, 0, wide).sum() / negatives,
-        "lid_max": torch.cat([wide, wide.new_full((1,), -torch.inf)]).amax(),
+        "alid": wide_bits.mean(),
+        "pdr": num_positive / num_trials,
+        "ndr": num_others / num_trials,
+        "lid_pos": torch.where(is_positive, wide_bits, 0).sum() / num_positive,
+        "lid_neg": torch.where(is_positive, 0, wide_bits).sum() / num_others,
+        "lid_max": bits_or_lowest.amax(),
         "link_rate": widen(linked).mean(),
     }
-    is_undefined = wide.isnan().any() | (count == 0)
+    is_undefined = wide_bits.isnan().any() | (num_trials == 0)
     warn_undefined(
         "Local information needs two references, trials of two speakers, and numbers.", is_undefined
     )
+    dtype = result_dtype(bits)
     return {
-        name: torch.where(is_undefined, torch.nan, value).to(result_dtype(bits))
-        for name, value in values.items()
+        key: torch.where(is_undefined, torch.nan, value).to(dtype) for key, value in values.items()
     }

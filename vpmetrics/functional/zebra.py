@@ -228,11 +228,15 @@ def speaker_disclosure(
         Z(l) \rangle_{\mathrm{tar}, s} + \frac{N_s}{N} \langle Z(-l) \rangle_{\mathrm{non}, s}
         \right)
 
-    with averages over the :math:`T_s` target and :math:`N_s` non-target trials of a speaker, and
-    log-likelihood ratios :math:`l` from PAV on all trials. A negative value is evidence for other
-    speakers. Of the two speakers of a non-target trial, ``enrolled`` counts it for the enrolment
-    speaker, ``probed`` for the test speaker, and ``both`` for either, so that :math:`N` there is
-    twice the number of these trials.
+    with :math:`Z` of :func:`zebra_disclosure`, and averages over the :math:`T_s` target and
+    :math:`N_s` non-target trials of speaker s. :math:`T` and :math:`N` are the sums of these
+    numbers over all speakers. The log-likelihood ratios :math:`l` are those of PAV on all trials. A
+    negative :math:`D_s` is evidence for other speakers.
+
+    A non-target trial has two speakers, so there are three ways to count: ``enrolled`` counts it
+    for the enrolment speaker, ``probed`` for the test speaker, and ``both`` for each of the two. In
+    ``both`` :math:`N` is therefore twice the number of non-target trials. A target trial counts
+    once in each.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -242,12 +246,12 @@ def speaker_disclosure(
         validate_args: Whether values are validated (NaN, labels, speakers); forces a GPU sync.
 
     Returns:
-        ``SpeakerDisclosure(speakers (S,), enrolled, probed, both)``, and for each side ``(S,)``
-        each: ``of_targets`` and ``of_nontargets``, the halves of :math:`D_s` in bits, ``targets``
-            and ``nontargets``, the numbers of trials,
-        ``l_w``, the strongest evidence, ``d_ece``, :math:`D_s`, and ``contributions``, the terms of
-        the sum. NaN where a speaker has no such trials, and everywhere with one warning where a
-        class is missing.
+        ``SpeakerDisclosure(speakers, enrolled, probed, both)``. ``speakers`` ``(S,)`` are the
+        labels in ascending order. Each of the other three has tensors ``(S,)``: ``of_targets`` and
+        ``of_nontargets``, the two halves of :math:`D_s` in bits; ``targets`` and ``nontargets``,
+        the numbers of trials; ``l_w``, the strongest evidence, a base-10 logarithm; ``d_ece``,
+        :math:`D_s` in bits; ``contributions``, the terms of the sum over s. A speaker without such
+        trials has NaN, and contributes 0. Where a class is missing, all are NaN, with one warning.
 
     Example:
         >>> preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
@@ -257,17 +261,17 @@ def speaker_disclosure(
         (tensor([4, 7]), tensor([0.0000, 0.7213]), tensor(0.3607))
     """
     check_trials(preds, target, validate_args)
-    columns = tuple(speakers) if isinstance(speakers, Tensor) else speakers
-    check_speakers_of_trials(columns, target, validate_args)
-    speakers_of_sides = torch.stack([side.flatten().long() for side in speakers])
-    names, speaker_index = speakers_of_sides.unique(return_inverse=True)  # (S,), (2, P)
+    if isinstance(speakers, Tensor):
+        speakers = tuple(speakers)
+    check_speakers_of_trials(speakers, target, validate_args)
+    labels_of_trials = torch.stack([side.flatten().long() for side in speakers])  # (2, P)
+    labels, speaker_index = labels_of_trials.unique(return_inverse=True)
     scores = preds.flatten()
     is_target = target.flatten().bool()
-    disclosed = compute_disclosure_of_trials(
-        collect_trial_scores(scores, is_target), scores, is_target, speaker_index, names
-    )
+    all_trials = collect_trial_scores(scores, is_target)
+    disclosure = compute_disclosure_of_trials(all_trials, scores, is_target, speaker_index, labels)
     dtype = result_dtype(preds)
     sides: list[TrialSideDisclosure] = []
-    for side in (disclosed.enrolled, disclosed.probed, disclosed.both):
-        sides.append(TrialSideDisclosure(*(column.to(dtype) for column in side)))
-    return SpeakerDisclosure(disclosed.speakers, *sides)
+    for side in (disclosure.enrolled, disclosure.probed, disclosure.both):
+        sides.append(TrialSideDisclosure(*[values.to(dtype) for values in side]))
+    return SpeakerDisclosure(disclosure.speakers, *sides)
