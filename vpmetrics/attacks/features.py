@@ -137,7 +137,7 @@ class AttackFeatures:
     def _fit(self, attacks: Sequence[Any], observed: MomentSums | None) -> None:
         """Fit the attacks on the other folds and on observed pairs.
 
-        On folds of all partitions, and of each.
+        They are fitted on the folds of all partitions, and on those of each partition.
         """
         original, protected, speakers = self._pair_rows()
         has_pairs = original is not None
@@ -368,7 +368,7 @@ def attack_name(attack: Any) -> str:
 def name_on_encoder(attack: str, encoder: str) -> str:
     """Return the name of an attack on the embeddings of one of several encoders.
 
-    Without a name, of the only one.
+    ``encoder`` is empty where there is only one.
     """
     return f"{attack} on {encoder}" if encoder else attack
 
@@ -376,7 +376,7 @@ def name_on_encoder(attack: str, encoder: str) -> str:
 def _fit_user_attack(attack: Any, sets: TrainingSets, number: int, data: EvaluationData) -> Any:
     """Return a copy of a user's attack fitted on one training set.
 
-    Or on as many of its rows as it asks for.
+    It is fitted on as many rows of the set as it asks for.
     """
     rows = sets.is_member[number].nonzero().flatten()
     most = getattr(attack, "most_rows", None)

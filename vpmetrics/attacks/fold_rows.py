@@ -111,7 +111,7 @@ class FoldRows:
     def join(self, is_permuted: bool = False) -> tuple[Tensor, Tensor]:
         """Return the rows of both sides.
 
-        With ``is_permuted`` by the weights of permuted speakers.
+        ``is_permuted``: whether they have the weights of permuted speakers.
         """
         sides = [weighted.join(is_permuted) for weighted in self.rows_of_attacks]
         enrolment_rows = torch.cat([enrolment for enrolment, _ in sides], dim=-1)
@@ -170,10 +170,7 @@ class FoldRowsOfCondition(Sequence[FoldRows]):
 
 
 class FusedFold(NamedTuple):
-    """Utterances of a fold whose embeddings are fused rows.
-
-    And how a test is compared with a reference.
-    """
+    """Utterances of a fold whose embeddings are fused rows, and how two rows are compared."""
 
     data: EvaluationData
     score: Callable[[Tensor, Tensor], Tensor]

@@ -194,7 +194,7 @@ def label_pairs(
 class Sample(NamedTuple):
     """Some rows of each cell.
 
-    Their columns ``(C, r)``, whether one is taken, and the new code of its speaker.
+    Columns, whether one is taken, and the new codes of the speakers are ``(C, r)``.
     """
 
     columns: Tensor

@@ -319,10 +319,7 @@ class FusedScores:
                 )
 
     def count_pairs(self, fusion: ConditionFusion) -> Tensor:
-        """Return the counts ``(2 P, 3, B)`` of all pairs.
-
-        By each fused score, kind of pair and bin.
-        """
+        """Return the counts of all pairs ``(2 P, 3, B)``, by fused score, kind and bin."""
         num_scores = fusion.weights.shape[1]
         counts = empty_counts(num_scores, self._data.speakers.device)
         for block in self._score_all_pairs(fusion, range(num_scores)):
@@ -333,9 +330,9 @@ class FusedScores:
     def count_replicates(
         self, fusion: ConditionFusion, score: int, steps: Steps, groups: JackknifeGroups
     ) -> Steps:
-        """Return the trial counts by one fused score, ``(1 + G, S)``.
+        """Return the trial counts of all speakers, then without each group, ``(1 + G, S)``.
 
-        Of all speakers, and without each group.
+        They are counted by one fused score.
         """
         folds = self._folds
         num_cells = len(fusion.mean)

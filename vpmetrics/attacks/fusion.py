@@ -144,7 +144,7 @@ class FusedAttacker:
     def report_attacks(self, results: Mapping[str, FusedResult]) -> tuple[ReportedAttack, ...]:
         """Return all attacks in the results by condition.
 
-        With what each finds by itself, and its share.
+        Each has the disclosure it finds by itself, and its share.
         """
         names = []
         for encoder in self._encoder_names:

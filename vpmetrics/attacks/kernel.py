@@ -82,7 +82,7 @@ class KernelRidge(TunedAttack):
 class EvenKernelRidge(TunedAttack):
     r"""Protected speech predicted from products of the dimensions of original speech.
 
-    By kernel ridge regression.
+    The prediction is kernel ridge regression.
 
     The kernel is :math:`k(o, q) = (o \cdot q)^2`, that of all squares and products, so that even
     functions of any rotation of the original are detected. The attacker must have pairs, that is,

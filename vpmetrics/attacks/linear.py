@@ -1,6 +1,6 @@
 """Attacks that follow from means and covariances.
 
-Of protected speech alone, with speakers, or of pairs.
+These are of protected speech alone, with speakers, or of pairs.
 
 Every ``maps`` here works on all training sets at once, and on all settings: numbers of a setting
 are tensors ``(S, 1, 1, 1)``, statistics ``(T, D, D)``, maps ``(S, T, D, D)``.
@@ -504,7 +504,7 @@ class LikelihoodRatio(LinearAttack):
 def _append_original_bias(rows: Tensor) -> Tensor:
     """Return mapped rows, their bias and 1, ``(..., D + 2)``.
 
-    From whitened and mapped rows side by side.
+    ``rows``: whitened and mapped rows side by side.
     """
     white, mapped = rows.tensor_split(2, dim=-1)
     bias = 0.5 * (white.square().sum(-1, keepdim=True) - mapped.square().sum(-1, keepdim=True))

@@ -315,7 +315,7 @@ class TrainingSets(ValueCache):
     def normaliser(self, side: SideName, view: RowNormalisation) -> RowNormaliser | None:
         """Return the normalisation of ``"original"`` or ``"protected"`` rows.
 
-        None for rows as they are.
+        Return None for rows as they are.
         """
         if view == UNIT:
             return None
@@ -350,7 +350,7 @@ class TrainingSets(ValueCache):
     ) -> PairStatistics:
         """Return means and covariances of normalised rows of every training set.
 
-        Or of squares of original rows.
+        ``is_original_squared``: whether they are those of the squares of original rows.
         """
         key = (view, is_original_squared, "statistics")
         return self.get_or_make(
@@ -402,7 +402,7 @@ class TrainingSets(ValueCache):
     def take_rows(self, max_rows: int) -> Tensor:
         """Return indices ``(T, n)`` of at most ``max_rows`` evenly spaced rows.
 
-        As many of every training set.
+        Every training set has as many.
 
         Waits for the device once.
         """

@@ -123,7 +123,7 @@ def report_attacks(
 ) -> tuple[ReportedAttack, ...]:
     """Return all attacks in the results by condition.
 
-    With what each finds by itself, and its share.
+    Each has the disclosure it finds by itself, and its share.
 
     ``known``: attacks that are listed first, whether some condition has them or not.
     """

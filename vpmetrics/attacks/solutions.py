@@ -1,6 +1,6 @@
 """Fitted attacks: how rows of each side are mapped before they are compared.
 
-For all training sets and settings.
+A solution holds the maps of all training sets and settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Steps = tuple[Step, ...]
 class Maps(NamedTuple):
     """What a linear attack does to each side: ``(x - mean) @ map``.
 
-    None for a mean of zero and for the identity.
+    A mean of zero is None, and so is the identity.
 
     A map may also be several steps, one after another: matrices and functions of rows.
 

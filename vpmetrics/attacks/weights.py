@@ -52,7 +52,7 @@ class SampledPairs:
     def from_cells(cls, scores: Tensor, kinds: Tensor, cell_fold: Tensor) -> SampledPairs:
         """Return evenly spaced pairs of each kind.
 
-        From scores ``(C, A, r, r')`` and kinds ``(C, r, r')``.
+        Scores are ``(C, A, r, r')``, kinds ``(C, r, r')``.
         """
         nontargets = _choose_evenly(kinds, NONTARGET, _MOST_NONTARGETS)
         targets = _choose_evenly(kinds, TARGET, _MOST_TARGETS)
@@ -90,9 +90,9 @@ def _choose_evenly(kinds: Tensor, kind: int, most: int) -> Tensor:
 
 
 def standardise_in_cells(scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores with mean 0 and deviation 1 in each cell, without labels.
+    """Return scores with mean 0 and deviation 1 in each cell, and their means and deviations.
 
-    Their means and deviations ``(C, A)``.
+    These are ``(C, A)``. No labels are used.
 
     A feature whose scores are constant, infinite or missing in some cell is 0 everywhere; its
     deviation is infinite.
@@ -180,7 +180,7 @@ def balance_classes(is_used: Tensor, is_target: Tensor) -> Tensor:
 def separate_classes(scores: Tensor, is_target: Tensor, pair_weights: Tensor) -> Tensor:
     """Return the distance between the class means of each score, ``(..., K, A)``.
 
-    In deviations within a class, from scores ``(..., P, A)`` and weights ``(..., K, P)``.
+    The unit is the deviation within a class. Scores are ``(..., P, A)``, weights ``(..., K, P)``.
     """
     mean_of_class: list[Tensor] = []
     variance = torch.zeros(1, dtype=scores.dtype, device=scores.device)
@@ -198,7 +198,7 @@ def separate_classes(scores: Tensor, is_target: Tensor, pair_weights: Tensor) ->
 def share_of_distance(weights: Tensor, sample: SampledPairs) -> Tensor:
     """Return what each feature adds to the distance between the class means, as a share.
 
-    From weights ``(P, A)``; the classes are targets and others.
+    Weights are ``(P, A)``; the classes are targets and others.
     """
     mean_of_class: list[Tensor] = []
     for is_of_class in (sample.is_target, ~sample.is_target):

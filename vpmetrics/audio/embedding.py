@@ -79,7 +79,7 @@ class AudioEmbeddings(_EmbeddedRecordings):
     def save(self, path: str | Path) -> None:
         """Write ``.npz`` with embeddings, utterances and encoder.
 
-        Also speakers, sessions and groups where they are known.
+        It has speakers, sessions and groups, too, where they are known.
         """
         arrays: dict[str, Any] = {"embeddings": self.embeddings.numpy()}
         for name in ("utterances", "speakers", "sessions", "groups", "encoder"):

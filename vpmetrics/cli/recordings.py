@@ -38,7 +38,7 @@ _SAMPLE_SECONDS = 4
 class EmbeddedSystem:
     """Embeddings of a system, and the original and the protected file of each row.
 
-    And a check of several encoders.
+    With several encoders there is a check of them.
     """
 
     embeddings: Embeddings

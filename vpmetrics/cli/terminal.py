@@ -65,7 +65,7 @@ def check_outputs(options: OutputOptions, inputs: Sequence[str] = ()) -> None:
 def check_utility(options: OutputOptions, names: Sequence[str]) -> None:
     """Raise for utilities that cannot be read or are of other systems.
 
-    And for columns that do not exist.
+    Raise for columns that do not exist, too.
     """
     utility = challenge.read_utility(options.utility, names)
     utility_names: set[str] = set()

@@ -49,7 +49,7 @@ class EmbeddingLoss(nn.Module):
     def parts(self) -> dict[str, Tensor]:
         """The parts of the last value, which add up to it, without gradients.
 
-        For ``self.log_dict``.
+        They can be given to ``self.log_dict``.
         """
         return dict(self._parts)
 

@@ -76,7 +76,7 @@ def next_style(ax: Axes) -> Style:
 def as_label(name: str) -> str:
     """Return a name as matplotlib can show it.
 
-    Printable, without mathematics, short enough for a legend.
+    It is printable, without mathematics, and short enough for a legend.
     """
     label = ""
     for letter in name:

@@ -34,7 +34,7 @@ def draw_rank_histogram(
 ) -> PlotResult:
     """Draw the share of utterances at each rank of the true speaker.
 
-    With the beta-binomial fit and the chance level.
+    The beta-binomial fit and the chance level are lines.
     """
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
@@ -175,7 +175,7 @@ def draw_singling_out(
 ) -> PlotResult:
     """Draw rates of singling out by population size.
 
-    With twice their standard errors, and the chance level.
+    The error bars are twice the standard errors. The chance level is a line.
     """
     ax = axes_or_new(ax)
     sizes = [size for size in sorted(population_rates) if not math.isnan(population_rates[size][0])]

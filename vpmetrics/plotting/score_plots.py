@@ -48,7 +48,9 @@ def draw_score_histogram(
 ) -> PlotResult:
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
-    low, high = (float(end) for end in scores.trials.span_or_nan())
+    lowest, highest = scores.trials.span_or_nan()
+    low = float(lowest)
+    high = float(highest)
     has_both_classes = bool((scores.trials.class_sizes > 0).all())
     if has_both_classes and 0 < high - low < math.inf:
         bin_edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1)
@@ -88,6 +90,14 @@ def _find_eer_threshold(steps: Steps) -> float:
     is_reached = miss_rate + rejection_rate >= 1  # the false-alarm rate is 1 - rejection_rate
     first = is_reached.to(torch.uint8).argmax()  # of the largest values, argmax finds the first
     return float(steps.edges[first])
+
+
+def _find_threshold_of_raw_eer(steps: Steps) -> float:
+    """Return the first score at which as many targets are missed as non-targets are accepted."""
+    missed = steps.targets.cumsum(0)[:-1] / steps.targets.sum()
+    rejected = steps.nontargets.cumsum(0)[:-1] / steps.nontargets.sum()
+    first_edge = (missed + rejected >= 1).to(torch.uint8).argmax()
+    return float(steps.edges[first_edge])
 
 
 def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
@@ -166,7 +176,7 @@ def draw_ece_profile(
 ) -> PlotResult:
     """Draw the empirical cross-entropy over the prior.
 
-    Of the oracle calibration, and, dotted, of the scores.
+    The line is that of the oracle calibration, the dotted line that of the scores.
 
     ``interval``: both ends of the confidence interval of ``minimum``, drawn as a band.
     """
@@ -200,7 +210,7 @@ def draw_attacker_profile(
 ) -> PlotResult:
     """Draw the ECE profile of scores that an attacker calibrated.
 
-    On the axes of :func:`draw_ece_profile`.
+    The axes are those of :func:`draw_ece_profile`.
     """
     odds = PROFILE_LOG_ODDS / math.log(10)
     name = f"{as_label(label)} [{calibration_distortion:.3f}; {cllr:.3f}]"
@@ -212,7 +222,7 @@ def draw_attacker_profile(
 def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -> PlotResult:
     """Draw the share of targets over the posterior of log-likelihood ratios.
 
-    At the prior of the trials.
+    The prior is the share of targets among the trials.
 
     ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
     """
@@ -283,7 +293,7 @@ def draw_learning_curve(
 ) -> PlotResult:
     """Draw D_ECE over the number of speakers that attacks are fitted on.
 
-    With its limit for very many speakers as a dotted line, and the chance level.
+    A dotted line is its limit for very many speakers. The chance level is a line, too.
     """
     ax = axes_or_new(ax)
     if not ax.lines:

@@ -141,7 +141,7 @@ def draw_tested_and_enrolled(
 ) -> PlotResult:
     """Draw the D_ECE of every speaker, as tested and as enrolled, and that of all trials.
 
-    Sorted by the tested one.
+    Speakers are sorted by the disclosure as tested.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     tested = disclosed.probed.d_ece.detach().cpu().double().numpy()

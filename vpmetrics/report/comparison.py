@@ -1,6 +1,6 @@
 """Several systems side by side.
 
-Their table, which discloses less, significant differences, changes between two.
+Their table, the verdict on them, significant differences, and changes between two systems.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
 def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
     """Return the best value of each data set as text.
 
-    None where all competing systems have the same.
+    A data set where all competing systems have the same value has none.
     """
     best: dict[str, str] = {}
     if entry.direction is None:
@@ -249,7 +249,7 @@ def _printed_value(cell: Cell) -> str:
 def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
     """Return which system discloses least, and whose voices stay most distinct.
 
-    As far as ``pairs`` show.
+    ``pairs`` show which of these differences are significant.
 
     With several data sets, the verdict is on the last, the test set, and has a sentence on each
     other one.
@@ -418,7 +418,7 @@ def _compare_systems(
 ) -> Pair | None:
     """Compare two systems by one scalar.
 
-    None unless both have its jackknife, on the same speakers.
+    Return None unless both have its jackknife, on the same speakers.
     """
     jackknife = system.report.jackknife
     other_jackknife = other_system.report.jackknife
@@ -485,7 +485,7 @@ def table_of_changes(
 ) -> Table:
     """Return a table of the scalars that both systems have, and their changes.
 
-    Without rows if they share none.
+    The table has no rows if they share none.
     """
     names = ["disclosure", "disclosure_conversation", "found_in_100", "deid", "gvd"]
     for condition in conditions_in_table_order(before):

@@ -13,9 +13,9 @@ from vpmetrics.report.privacy_report import PrivacyReport
 
 @dataclass(frozen=True)
 class ReportDifference:
-    """A number of one report minus that of another.
+    """A number of one report minus that of another, with its confidence interval.
 
-    With its confidence interval, and the p-value of no difference.
+    It has the p-value of no difference, too.
     """
 
     key: str

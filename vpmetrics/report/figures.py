@@ -1,6 +1,6 @@
 """The list of figures: what a report shows of one system or several.
 
-On a card of a logger or on a page.
+They are drawn on cards of a logger or on a page.
 
 To add one, write a function that draws it and an entry of :data:`FIGURES`: page, loggers and tests
 follow from there.
@@ -398,7 +398,7 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
 def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
     """Return the names of the speakers.
 
-    None where they are too many or too long to be read in a figure.
+    Return None where they are too many or too long to be read in a figure.
     """
     names = system.speakers
     if not 0 < len(names) <= _MOST_NAMES or max(map(len, names)) > _LONGEST_NAME:

@@ -76,10 +76,7 @@ def replace_folder(folder: Path, contents: Mapping[str, bytes], own_names: Colle
 
 
 def _put_in_place(new: Path, target: Path, former: list[Path]) -> None:
-    """Move the new folder into the place of the target.
-
-    Unless another run has been quicker.
-    """
+    """Move the new folder into the place of the target, unless another run has been quicker."""
     aside = _unique_sibling(target, "old")
     try:
         target.rename(aside)

@@ -148,7 +148,7 @@ class Headline:
     def is_speaker_exposed(self) -> bool:
         """Whether one speaker discloses more than luck gives the worst of all.
 
-        By chance in one of 20 evaluations at most.
+        By luck alone this is True in one of 20 evaluations at most.
         """
         return self.worst_p <= MOST_LUCK
 

@@ -1,6 +1,6 @@
-"""One self-contained HTML page, for the screen, light or dark, the printer and a screen reader.
+"""One self-contained HTML page with its figures.
 
-And its figures.
+It is made for the screen, light or dark, for the printer and for a screen reader.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def draw_figures(
 ) -> list[Picture]:
     """Draw all figures that have data.
 
-    As PNG for the page, and in other formats that are asked for.
+    They are PNG files for the page, and files of the other formats that are asked for.
     """
     drawn = draw_all_figures(systems, PAGE)
     pictures = []

@@ -108,7 +108,7 @@ _RISK_NUMBERS = ("value", "low", "high", "chance", "limit_low", "limit_high", "u
 class Run(NamedTuple):
     """The origin of results: the command, its settings, and the files that were read.
 
-    With what each file holds.
+    Each file comes with a description of its content.
     """
 
     command: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """A summary of a system: verdict, checks and the numbers to read first.
 
-As data, and as text of 80 columns.
+They are data, and text of 80 columns.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ def _headline_value_and_ends(headline: Headline, key: str) -> tuple[float, float
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
     """Return the name of the strongest attack in a condition and what it needs.
 
-    None where none was tried.
+    Return None where none was tried.
     """
     report = system.report.conditions.get(condition)
     if (
@@ -509,7 +509,7 @@ def _utility_rows(system: EvaluatedSystem) -> list[SummaryRow]:
 def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
     """Return a disclosure and its interval as shares of the most there can be.
 
-    None where they are not known.
+    A number that is not known is None.
     """
     shares: list[float | None] = []
     for value in (cell.value, *cell.ends):
@@ -590,7 +590,7 @@ def _join_risk_columns(*texts: str) -> str:
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     """Return one line per system of at most 80 columns, ranked.
 
-    With the disclosure, and the utilities.
+    It has the disclosure and the utilities.
     """
     ranked = sort_by_dataset_and_disclosure(systems)
     names = []

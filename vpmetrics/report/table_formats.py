@@ -70,7 +70,7 @@ def _csv_columns(table: Table) -> list[list[str]]:
 def _csv_field(text: str, value: float = math.nan) -> str:
     """Return a number with a decimal point, else text that no spreadsheet takes for a formula.
 
-    Nothing for a dash.
+    A dash becomes an empty text.
     """
     if not math.isnan(value):
         return f"{value:.6g}"

@@ -245,7 +245,7 @@ def _rows_of_trials(system: EvaluatedSystem, conditions: Sequence[str]) -> list[
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return the measures that rank systems in challenges.
 
-    Of each group, of all trials, and averaged over groups.
+    There is a row for each group, one for all trials, and one for the average over groups.
     """
     keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
     if condition != "OO":

@@ -119,7 +119,7 @@ class ScoredTrials(NamedTuple):
     def calibrate_across_speaker_halves(self) -> list[ScoredTrials]:
         """Return the trials within each half of the speakers, calibrated on the other.
 
-        Empty where a half cannot be calibrated.
+        The list is empty where a half cannot be calibrated.
         """
         parity = self.speakers_or_raise() % 2
         halves: list[ScoredTrials] = []
