@@ -163,21 +163,20 @@ class FusedScores:
             blocks = self._compare_rows(condition, sampled_enrolment, sampled_test, all_folds)
         scores = widen(gather_scores(blocks, len(labels)))  # (C, A, r, r')
         standardised, mean, deviation = standardise_in_cells(scores, sampled_kinds)
-        cell_fold = (
-            torch.arange(len(sampled_kinds), device=sampled_kinds.device)
-            // self._folds.num_partitions
-        )
+        cell = torch.arange(len(sampled_kinds), device=sampled_kinds.device)
+        cell_fold = cell // self._folds.num_partitions
         is_fitted_on = self._mark_pairs_fitted_on(condition, sampled_enrolment[0], sampled_test[0])
         sample = SampledPairs.from_cells(
             standardised, sampled_kinds.masked_fill(~is_fitted_on, NO_TRIAL), cell_fold
         )
         num_folds = self._folds.num_folds
-        num_utterances = len(self._data.sides(condition, self._enrolment)[1])
-        num_utterances = num_utterances * (num_folds - 1) // num_folds
+        _, tests = self._data.sides(condition, self._enrolment)
+        num_utterances = len(tests) * (num_folds - 1) // num_folds
         weights, shares = fit_weights(sample, labels, num_folds, num_utterances)
         fused = torch.einsum("kqa,kan->kqn", weights[cell_fold], standardised.flatten(2))
         is_trial = (sampled_kinds != NO_TRIAL).flatten(1)[:, None]
-        scale = (torch.where(is_trial, fused.square(), 0).sum((0, 2)) / is_trial.sum()).sqrt()
+        sum_of_squares = torch.where(is_trial, fused.square(), 0).sum((0, 2))
+        scale = (sum_of_squares / is_trial.sum()).sqrt()
         own_counts = empty_counts(len(labels), sampled_kinds.device)
         add_pairs(own_counts, standardised, sampled_kinds)
         return ConditionFusion(
@@ -345,9 +344,8 @@ class FusedScores:
         group_of_code = group_of_code.view(num_cells, num_codes)
         replicates = ReplicateCounts(steps, groups.num_groups)
         for block in self._score_all_pairs(fusion, [score]):
-            group_in_cell = group_of_code[
-                block.first_cell : block.first_cell + len(block.kind_of_pair)
-            ]
+            cells = slice(block.first_cell, block.first_cell + len(block.kind_of_pair))
+            group_in_cell = group_of_code[cells]
             group = group_in_cell.gather(1, block.enrolment_codes.clamp(min=0))
             other_group = group_in_cell.gather(1, block.test_codes.clamp(min=0))
             replicates.add(

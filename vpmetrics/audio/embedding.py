@@ -522,7 +522,7 @@ def _save_cached(folder: Path | None, embeddings: Mapping[str, Array]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {
         "keys": list(embeddings),
-        "counts": [len(embeddings_of_recording) for embeddings_of_recording in embeddings.values()],
+        "counts": list(map(len, embeddings.values())),
         "embeddings": np.concatenate([*embeddings.values()]),
     }
     _write_npz(folder / f"{uuid.uuid4().hex}.npz", arrays)

@@ -88,16 +88,8 @@ def _find_eer_threshold(steps: Steps) -> float:
     miss_rate = steps.targets.cumsum(0)[:-1] / steps.targets.sum()
     rejection_rate = steps.nontargets.cumsum(0)[:-1] / steps.nontargets.sum()
     is_reached = miss_rate + rejection_rate >= 1  # the false-alarm rate is 1 - rejection_rate
-    first = is_reached.to(torch.uint8).argmax()  # of the largest values, argmax finds the first
-    return float(steps.edges[first])
-
-
-def _find_threshold_of_raw_eer(steps: Steps) -> float:
-    """Return the first score at which as many targets are missed as non-targets are accepted."""
-    missed = steps.targets.cumsum(0)[:-1] / steps.targets.sum()
-    rejected = steps.nontargets.cumsum(0)[:-1] / steps.nontargets.sum()
-    first_edge = (missed + rejected >= 1).to(torch.uint8).argmax()
-    return float(steps.edges[first_edge])
+    step = is_reached.to(torch.uint8).argmax()  # of the largest values, argmax finds the first
+    return float(steps.edges[step])
 
 
 def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.font_manager import FontProperties
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vpmetrics._scores.speaker_disclosure import SpeakerDisclosure
@@ -166,19 +166,22 @@ def draw_tested_and_enrolled(
     ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(y=0.25)
-    # The worst have names, each above the next one where they would overlap.
+    names = [as_label(speaker_name(speaker)) for speaker in order[:_NAMED_SPEAKERS]]
+    _write_names(ax, names, np.column_stack([ranks, tested])[:_NAMED_SPEAKERS])
+    return finish_axes(ax, title, loc="lower left")
+
+
+def _write_names(ax: Axes, names: Sequence[str], points: NDArray[np.float64]) -> None:
+    """Write a name at each point, above that of the next point where they would overlap."""
     ax.get_ylim()  # updates the limits, which the last points drawn may have changed
-    points = np.column_stack([ranks, tested])[:_NAMED_SPEAKERS]
     heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
     font = FontProperties(size="x-small")
     spacing = 1.2 * font.get_size_in_points()
-    above = [
-        *accumulate(heights[::-1] + _NAME_OFFSET, lambda below, own: max(below + spacing, own))
-    ][::-1]
-    for speaker, point, offset in zip(order, points, above - heights, strict=False):
-        name = as_label(speaker_name(speaker))
+    heights_of_names = heights + _NAME_OFFSET
+    for row in reversed(range(len(names) - 1)):
+        heights_of_names[row] = max(heights_of_names[row], heights_of_names[row + 1] + spacing)
+    for name, point, offset in zip(names, points, heights_of_names - heights, strict=True):
         text = ax.annotate(
             name, point, (5, offset), textcoords="offset points", fontproperties=font
         )
         text.set_path_effects([withStroke(linewidth=2, foreground="white")])
-    return finish_axes(ax, title, loc="lower left")
