@@ -5,6 +5,10 @@ it is compared with what the largest is when test utterances are dealt out to th
 every permuted speaker has as many utterances and trials as the real one, among rows that nobody
 needs to have spoken together. Where sessions are known whole sessions are dealt out, since the
 utterances of a session may have one voice in common. Trials are counted and never listed.
+
+Speakers who exchange test utterances are a *neighbourhood*. Each of their test rows is also a
+*slot*, which stays with its speaker: a permutation puts other test rows into the slots. A *unit* is
+what is dealt out as a whole, a session or a single row. Counts are by *cell* of the score axis.
 """
 
 from __future__ import annotations
@@ -120,9 +124,10 @@ def _index_speakers(rows: TrialRows) -> _SpeakerRows:
 class _Neighbourhood:
     """Speakers of one partition who exchange their test rows.
 
-    ``speakers`` ``(S,)``: their places. ``test_rows`` ``(R,)``: the rows, of which each is a slot
-    of its speaker; ``speaker_of_slot`` ``(R,)`` counts from 0. ``enrolment_rows`` ``(E,)`` of these
-    speakers.
+    ``speakers`` ``(S,)``: their indices among all speakers. ``test_rows`` ``(R,)``: all test rows
+    of these speakers; row r belongs to slot r before a permutation. ``speaker_of_slot`` ``(R,)``:
+    the speaker of each slot, an index into ``speakers``. ``enrolment_rows`` ``(E,)``: all enrolment
+    rows of these speakers.
     """
 
     speakers: Tensor
@@ -156,10 +161,11 @@ def _split_into_neighbourhoods(speaker_rows: _SpeakerRows) -> Iterator[_Neighbou
 
 @dataclass(frozen=True, eq=False)
 class _Units:
-    """What is dealt out as a whole: the test rows of a session, or single rows.
+    """What is dealt out as a whole: the test rows of a speaker and session, or single rows.
 
-    ``unit_of_slot`` ``(R,)``, ``place_in_unit`` ``(R,)``. ``order`` ``(R,)``: slots unit by unit;
-    ``start`` and ``size`` ``(U,)`` of each unit therein.
+    ``unit_of_slot`` ``(R,)``: the unit of each slot. ``place_in_unit`` ``(R,)``: the place of the
+    slot in its unit, from 0. ``order`` ``(R,)``: the slots, sorted by unit; those of unit u are
+    ``order[start[u] : start[u] + size[u]]``, with ``start`` and ``size`` ``(U,)``.
     """
 
     unit_of_slot: Tensor
@@ -178,23 +184,33 @@ class _Units:
 
 
 def _find_units(test: Utterances, neighbourhood: _Neighbourhood) -> _Units:
+    """Return the units of a neighbourhood: sessions where these are known, else single rows."""
     num_slots = len(neighbourhood.test_rows)
     slot = torch.arange(num_slots, device=neighbourhood.test_rows.device)
     if test.sessions is None:
-        return _Units(slot, torch.zeros_like(slot), slot, slot, torch.ones_like(slot))
-    sessions = test.sessions[neighbourhood.test_rows]
-    columns = torch.stack([neighbourhood.speaker_of_slot, sessions])
-    names, code = columns.unique(dim=1, return_inverse=True)
-    num_units = names.shape[1]
-    # in the order of their first rows, whatever sessions are called
+        return _Units(
+            unit_of_slot=slot,
+            place_in_unit=torch.zeros_like(slot),
+            order=slot,
+            start=slot,
+            size=torch.ones_like(slot),
+        )
+    session_of_slot = test.sessions[neighbourhood.test_rows]
+    labels = torch.stack([neighbourhood.speaker_of_slot, session_of_slot])
+    distinct_labels, label_of_slot = labels.unique(dim=1, return_inverse=True)
+    num_units = distinct_labels.shape[1]
+    # Units are numbered in the order of their first slots, so that the names of sessions do not
+    # matter.
     first_slot = torch.full((num_units,), num_slots, device=slot.device)
-    first_slot = first_slot.scatter_reduce(0, code, slot, "amin")
-    unit_of_slot = first_slot.argsort().argsort()[code]
+    first_slot = first_slot.scatter_reduce(0, label_of_slot, slot, "amin")
+    unit_of_label = first_slot.argsort().argsort()
+    unit_of_slot = unit_of_label[label_of_slot]
     size = count_values(unit_of_slot, num_units)
     start = size.cumsum(0) - size
     order = unit_of_slot.argsort(stable=True)
     place_in_order = order.argsort()
-    return _Units(unit_of_slot, place_in_order - start[unit_of_slot], order, start, size)
+    place_in_unit = place_in_order - start[unit_of_slot]
+    return _Units(unit_of_slot, place_in_unit, order, start, size)
 
 
 def _count_permutations(units: _Units, neighbourhood: _Neighbourhood) -> float:
@@ -239,11 +255,11 @@ def lay_cells(speaker_rows: _SpeakerRows, num_cells: int = _CELLS) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _CellsOfScores:
-    """Cells of the scores of the test rows of a neighbourhood.
+    """Cells of the scores of the R test rows of a neighbourhood.
 
-    ``by_row`` ``(R, C)``: how many trials with any speaker of the partition fall into each cell.
-    ``own`` ``(R, E)``: the cell of the score with each enrolment row of the neighbourhood, ``C``
-    where both are one recording, which is no trial.
+    ``by_row`` ``(R, C)``: how many trials of a test row, with the enrolment rows of all speakers of
+    the partition, fall into each of C cells. ``own`` ``(R, E)``: the cell of the score with each
+    enrolment row of the neighbourhood, C where both are one recording, which is no trial.
     """
 
     by_row: Tensor
@@ -350,31 +366,38 @@ def _count_dealt(
 ) -> tuple[Tensor, Tensor]:
     """Return counts of targets and of non-targets by cell, ``(K, S, C)`` each.
 
-    ``slot_of_slot`` ``(K, R)``: the slot whose row comes into each slot. Enrolment rows stay with
-    their speaker, but within one side they are the same rows and are dealt out as well.
+    ``slot_of_slot`` ``(K, R)``: the slot whose row comes into each slot, in K permutations.
+    Enrolment rows stay with their speaker, but within one side they are the same rows and are dealt
+    out as well.
     """
     num_draws = len(slot_of_slot)
     num_speakers = len(neighbourhood.speakers)
-    num_columns = cells.num_cells + 1  # the last one holds what is not counted
+    num_cells = cells.num_cells
+    num_columns = num_cells + 1  # the last one holds what is not counted
     device = cells.own.device
     enrolment = trials.enrolment.expand(num_draws, -1, -1)
     if is_same_side:
         enrolment = slot_of_slot[:, trials.enrolment]
     cell = cells.own[slot_of_slot[..., None], enrolment].long()  # (K, R, U)
+
+    # Counts are added in flat tables: the column of a cell in the row of a draw and a speaker.
     draw = torch.arange(num_draws, device=device)[:, None]
-    first_cell = (draw * num_speakers + neighbourhood.speaker_of_slot) * num_columns
-    unused = cells.num_cells
-    size = num_draws * num_speakers * num_columns
-    targets = torch.zeros(size, dtype=torch.int64, device=device)
+    table_row = draw * num_speakers + neighbourhood.speaker_of_slot  # (K, R)
+    first_entry = (table_row * num_columns)[..., None]
+    table_size = num_draws * num_speakers * num_columns
+    targets = torch.zeros(table_size, dtype=torch.int64, device=device)
     own_speaker = torch.zeros_like(targets)
-    add_counts(targets, first_cell[..., None] + cell.masked_fill(~trials.is_trial, unused))
-    add_counts(own_speaker, first_cell[..., None] + cell.masked_fill(~trials.is_row, unused))
-    every_speaker = cells.by_row.new_zeros(num_draws, num_speakers, cells.num_cells)
+    add_counts(targets, first_entry + cell.masked_fill(~trials.is_trial, num_cells))
+    add_counts(own_speaker, first_entry + cell.masked_fill(~trials.is_row, num_cells))
+    table_shape = (num_draws, num_speakers, num_columns)
+    targets = targets.view(table_shape)[..., :num_cells]
+    own_speaker = own_speaker.view(table_shape)[..., :num_cells]
+
+    every_speaker = cells.by_row.new_zeros(num_draws, num_speakers, num_cells)
     every_speaker.index_add_(1, neighbourhood.speaker_of_slot, cells.by_row[slot_of_slot])
-    shape = (num_draws, num_speakers, num_columns)
-    nontargets = every_speaker - own_speaker.view(shape)[..., : cells.num_cells]
-    # A unit that was repeated takes its trials away twice.
-    return targets.view(shape)[..., : cells.num_cells], nontargets.clamp(min=0)
+    # A short unit fills a longer one by repetition, and takes its trials away twice.
+    nontargets = (every_speaker - own_speaker).clamp(min=0)
+    return targets, nontargets
 
 
 @dataclass(frozen=True, eq=False)

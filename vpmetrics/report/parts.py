@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from vpmetrics.attacks.results import FusedResult
 
 _FEW_ENTRIES = 1 << 18  # of embeddings, of which rows after all attacks are kept: 50 times as many
-_COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
+_LARGEST_BINNING_ERROR = 0.01  # bits of D_ECE; of a larger error by binning there is a warning
 
 
 class ReportPart(Enum):
@@ -210,16 +210,24 @@ def score_pairs(
 ) -> ConditionScores:
     """Return the scores of all trials; warn where bins are too wide to know their D_ECE."""
     scores = collect_pair_scores(pairs, settings.bandwidth)
-    if scores.worst_counts is not None:
-        # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, separation
-        # the highest.
-        least = expected_disclosure(scores.counts.ascending)
-        most = expected_disclosure(scores.worst_counts().ascending)
-        text = (
+    if scores.worst_counts is None:  # scores are not binned
+        return scores
+    # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, perfect
+    # separation the highest.
+    separated_counts = scores.worst_counts()
+    lowest = expected_disclosure(scores.counts.ascending)
+    highest = expected_disclosure(separated_counts.ascending)
+
+    def describe_error(bits: float) -> str | None:
+        if not bits > _LARGEST_BINNING_ERROR:
+            return None
+        return (
             f"Scores of {condition.name} share bins that are too wide: its D_ECE may be off by"
-            " {:.3f} bit. Measure fewer utterances, or scale what is compared."
+            f" {bits:.3f} bit. Measure fewer utterances, or scale what is compared."
         )
-        warn_if(most - least, lambda bound: text.format(bound) if bound > _COARSE_BINS else None)
+
+    # The error stays on the device until all warnings are read at once, and is described then.
+    warn_if(highest - lowest, describe_error)
     return scores
 
 
