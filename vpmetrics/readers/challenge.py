@@ -393,7 +393,7 @@ def read_listed_trials(
 
     Trials are scored by comparing embeddings. Where some sets have no embeddings, the scores of all
     sets are read from score files, and there are no embeddings for attacks. ``utt2spk``: a file
-    with the speaker of each utterance, instead of those beside the results.
+    with the speaker of each utterance, instead of those next to the results.
     """
     listed_speakers: dict[str, str] = {}
     if utt2spk is not None:

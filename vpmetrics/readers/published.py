@@ -272,7 +272,7 @@ def read_published_table(path: str | Path) -> dict[str, dict[str, float]]:
 def compare_with_published(
     ours: Mapping[str, Mapping[str, float]], published: Mapping[str, Mapping[str, float]]
 ) -> list[Difference]:
-    """Return every number that both have, beside the published one, in the order of ours.
+    """Return every number that both have, with the published one, in the order of ours.
 
     Names of systems may differ in case, in units in brackets, and in spaces or hyphens between
     words. Names of measures must be equal.

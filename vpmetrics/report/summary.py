@@ -333,8 +333,8 @@ def conditions_meant_to_hide(system: EvaluatedSystem) -> list[str]:
 def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
     """Return the disclosure of a condition, with its interval, as a cell of a table.
 
-    It is that to the strongest attack; where none was tried, that to plain comparison, of scores or
-    of negated scores, whichever is larger.
+    It is that to the strongest attack. Where none was tried, it is that to plain comparison, the
+    larger one of scores and of negated scores.
     """
     key = "d_ece_strongest"
     if math.isnan(system.get_or_nan(key, condition)):
