@@ -270,25 +270,33 @@ class _CellsOfScores:
 def _find_cells(
     speaker_rows: _SpeakerRows, neighbourhood: _Neighbourhood, edges: Tensor
 ) -> _CellsOfScores:
+    """Return the cells between ``edges`` ``(C - 1,)`` that scores of the neighbourhood fall into.
+
+    Its test rows are compared with all enrolment rows, some at a time. What is no trial has cell C.
+    """
     rows = speaker_rows.rows
     num_cells = len(edges) + 1
+    num_columns = num_cells + 1  # the last one holds what is not counted
     partition = speaker_rows.partition[neighbourhood.speakers[0]]
-    is_in_partition = speaker_rows.partition[speaker_rows.enrolment_speaker] == partition
+    is_in_partition = speaker_rows.partition[speaker_rows.enrolment_speaker] == partition  # (A,)
     counts_of_blocks: list[Tensor] = []
     own_of_blocks: list[Tensor] = []
     rows_at_once = max(1, _MOST_SCORES // max(1, len(rows.enrolment)))
     for test_rows in neighbourhood.test_rows.split(rows_at_once):
+        num_rows = len(test_rows)
         scores = round_scores(rows.compare(rows.enrolment_rows, rows.test_rows[test_rows])).mT
-        cell = torch.bucketize(scores.contiguous(), edges, right=True)
+        cell = torch.bucketize(scores.contiguous(), edges, right=True)  # (rows, A)
         is_one_recording = rows.test.ids[test_rows][:, None] == rows.enrolment.ids
         cell = cell.masked_fill(is_one_recording, num_cells)
-        row = torch.arange(len(test_rows), device=cell.device)[:, None]
-        counts = cell.new_zeros(len(test_rows) * (num_cells + 1))
-        slot = row * (num_cells + 1) + cell.masked_fill(~is_in_partition, num_cells)
-        add_counts(counts, slot)
-        counts_of_blocks.append(counts.view(len(test_rows), -1)[:, :num_cells])
+        # Counts are added in a flat table with a row of columns for each test row.
+        first_entry = torch.arange(num_rows, device=cell.device)[:, None] * num_columns
+        counts = cell.new_zeros(num_rows * num_columns)
+        add_counts(counts, first_entry + cell.masked_fill(~is_in_partition, num_cells))
+        counts_of_blocks.append(counts.view(num_rows, -1)[:, :num_cells])
         own_of_blocks.append(cell[:, neighbourhood.enrolment_rows].to(torch.int16))
-    return _CellsOfScores(torch.cat(counts_of_blocks), torch.cat(own_of_blocks), num_cells)
+    return _CellsOfScores(
+        by_row=torch.cat(counts_of_blocks), own=torch.cat(own_of_blocks), num_cells=num_cells
+    )
 
 
 @dataclass(frozen=True, eq=False)
