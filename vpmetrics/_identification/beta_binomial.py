@@ -101,9 +101,9 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
 
 
 def _log_probabilities(log_a: Tensor, log_b: Tensor, n: int) -> Tensor:
-    """Return the log probabilities of 0 ..
+    """Return the log probabilities of 0, 1, ..., n up to a constant, ``(..., n + 1)``.
 
-    N up to a constant, ``(..., n + 1)``, for ln alpha and ln beta ``(...)``.
+    ``log_a``, ``log_b`` ``(...)``: ln alpha and ln beta.
 
     Sums of the logarithms of consecutive ratios, because differences of log-gammas cancel for large
     parameters.

@@ -65,10 +65,7 @@ def identify_condition(
     distractors: Tensor | None = None,
     **options: Any,
 ) -> list[Identification]:
-    """Return :func:`identify` of each group with two references.
-
-    Of the first where no group has two.
-    """
+    """Return :func:`identify` of each partition with two references, or else of the first one."""
     trials_by_partition = [
         form_condition_trials(partition_data, condition, distractors)
         for partition_data in data.by_group()
@@ -161,7 +158,7 @@ def _resolve_slopes(
 def _rotate_columns(trials: IdentificationTrials) -> Tensor:
     """Return the column of each input's speaker, and then those of permuted speakers, ``(K, B)``.
 
-    The next speakers with trials, for the chance level.
+    For the chance level a speaker is replaced by the next ones with trials.
     """
     order = order_references(trials)
     position = order.argsort()[trials.column]  # of the own speaker in this order
@@ -556,10 +553,7 @@ def add_padded_histograms(histograms: Sequence[Tensor]) -> Tensor:
 
 
 def mean_over_groups(values: Sequence[dict[str, Tensor]], inputs: Tensor) -> dict[str, Tensor]:
-    """Return the mean over the inputs ``(g,)`` or ``(g, R)`` of all groups.
-
-    Of ``max_d`` the largest.
-    """
+    """Return the mean over the inputs ``(g,)`` or ``(g, R)`` of partitions; the largest max_d."""
     if len(values) == 1:
         return values[0]
     means = {}

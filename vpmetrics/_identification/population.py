@@ -1,6 +1,4 @@
-"""Re-identification in a population.
-
-Conversations of several utterances, and who is found among N people.
+"""Re-identification of conversations of several utterances in a population of N people.
 
 Vauquier et al., "Legally validated evaluation framework for voice anonymization", Interspeech 2025.
 """
@@ -309,7 +307,7 @@ def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
     """Return the logarithm of Gamma(y + a) / Gamma(y) by Stirling's series.
 
-    Differences of lgamma cancel.
+    The difference of two ``lgamma`` would cancel.
     """
     near = 1 / y
     far = 1 / (y + a)
@@ -368,10 +366,7 @@ def _rank_one_rates_of_replicates(
 
 @dataclass(frozen=True, eq=False)
 class PopulationRates:
-    """How often speakers of a condition are identified.
-
-    By size of the gallery and utterances per conversation.
-    """
+    """How often speakers of a condition are identified, by gallery size and conversation length."""
 
     data: EvaluationData
     protocol: ConversationProtocol
@@ -387,10 +382,7 @@ class PopulationRates:
     def after_strongest_attack(
         self, sizes: Sequence[int], utterances: int = 1
     ) -> dict[str, Tensor]:
-        """Return the same by the fused attacker.
-
-        NaN for more people than a fold of speakers has.
-        """
+        """Return the rates of the fused attacker; NaN for more people than a fold has."""
         # People are searched among their fold, since the attack has seen all others.
         attacked_folds = self._attacked_folds(utterances)
         if attacked_folds:

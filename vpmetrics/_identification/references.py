@@ -1,6 +1,4 @@
-"""Identification trials: every input against one reference per speaker.
-
-They are scored in blocks that are never stored.
+"""Identification trials: every input against one reference per speaker, scored in blocks.
 
 A reference is the mean of the utterances of one speaker, or of one session of a speaker. An input
 that is among them is left out *in step*: the j-th utterance of a speaker is compared with means
@@ -232,10 +230,7 @@ def add_distractors(enrolment: Utterances, distractors: Tensor | None) -> Uttera
 def form_condition_trials(
     data: EvaluationData, condition: Condition, distractors: Tensor | None = None
 ) -> IdentificationTrials:
-    """Return the identification trials of a condition.
-
-    They are among all speakers and ``distractors (G, D)``.
-    """
+    """Return the trials of a condition, among all speakers and ``distractors (G, D)``."""
     enrolment, test = data.sides(condition, references_per="utterance")
     enrolment_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
@@ -368,10 +363,7 @@ class _GalleryBatch(NamedTuple):
 def score_inputs(
     trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True
 ) -> Iterator[ScoreRows]:
-    """Yield the scores of inputs, or of this process's share, against all references.
-
-    Without a GPU sync.
-    """
+    """Yield the scores of inputs, or this process's share, by all references; no GPU sync."""
     scorer = resolve_scoring(scoring)
     dtype = widest_affordable_dtype(
         scorer, trials.inputs, len(trials.inputs) * trials.num_references

@@ -168,10 +168,7 @@ def _order_by_content(
 def isolation_rates_and_standard_errors(
     population: Population, sizes: Sequence[int], scoring: Scoring, draws: int
 ) -> dict[str, Tensor]:
-    """Return how often a predicate fires exactly once in N speakers.
-
-    With it comes the standard error of drawing sets.
-    """
+    """Return how often a predicate fires exactly once in N speakers, and its standard error."""
     num_speakers = len(population.counts)
     num_predicates = len(population.predicates)
     possible = [size for size in sizes if size <= num_speakers and num_predicates]

@@ -189,7 +189,7 @@ def fit_logistic_slopes(
 ) -> Tensor:
     """Fit the slope of local information for each fold on all other folds, ``(F,)``.
 
-    With one fold on all trials.
+    A single fold is fitted on all trials.
 
     A slope is that of a logistic regression of target on standardised scores: ``z`` ``(R, K)`` of
     inputs against references, ``match`` ``(R, 1)`` of the true speaker. Non-targets are many and
@@ -273,7 +273,7 @@ def _pseudo_trials_if_separable(
 def _highest_by_regression(scores: Tensor, fold: Tensor, num_folds: int) -> Tensor:
     """Return the highest score that each regression is fitted on, ``(F,)``.
 
-    Of all folds but its own, or of the only fold.
+    It is fitted on all folds but its own, or on the only fold.
     """
     lowest = scores.new_full((num_folds,), -torch.inf)
     highest_of_fold = lowest.scatter_reduce(0, fold, scores, "amax")

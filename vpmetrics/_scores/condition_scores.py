@@ -1,7 +1,4 @@
-"""The scores of a condition.
-
-All of them where they are few, two fine histograms where they are many.
-"""
+"""The scores of a condition: all of them where they are few, otherwise two fine histograms."""
 
 from __future__ import annotations
 

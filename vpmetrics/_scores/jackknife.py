@@ -59,9 +59,7 @@ _MOST_STRETCHED = 1.5
 
 
 class JackknifeGroups(NamedTuple):
-    """Groups of speakers that are left out together.
-
-    One speaker each, or several where there are many.
+    """Groups of speakers that are left out together: one speaker each, or several of many.
 
     ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, ``num_groups`` for those never left
     out; ``size``: speakers in each group.

@@ -329,7 +329,7 @@ class PairBlocks:
     def sample_scores(self, rows_per_side: int = 1024) -> Tensor:
         """Return the score matrix of pairs of neighbours from each side.
 
-        Some targets, most non-targets.
+        Neighbours are often of one speaker, so that it holds some targets.
         """
         rows_of_sides: list[Tensor] = []
         for side in (self.enrolment, self.test):
@@ -351,10 +351,7 @@ class PairBlocks:
         return pairs
 
     def thin(self, max_pairs: int, side: Literal["test", "enrolment"] = "test") -> PairBlocks:
-        """Return the pairs with fewer rows on one side, evenly spaced.
-
-        These pairs where they are few.
-        """
+        """Return the pairs with fewer rows on one side, evenly spaced, if they are many."""
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self

@@ -173,9 +173,9 @@ def _places_by_weight(weights: Tensor) -> Tensor:
 
 
 def _move_to_places(values: Tensor, weights: Tensor, place: Tensor, rest: float = 0.0) -> Tensor:
-    """Return the values of elements with a weight at their places, in a power of two.
+    """Return the values of elements with a weight at their places, and after them ``rest``.
 
-    After them ``rest``.
+    The number of places is a power of two.
     """
     num_places = 1 << (values.shape[-1] - 1).bit_length()
     empty = values.new_full((*values.shape[:-1], num_places + 1), rest)
@@ -242,9 +242,7 @@ def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
 def _find_border_pool_start(
     left: Tensor, left_excess: Tensor, right: Tensor, right_deficit: Tensor, right_weight: Tensor
 ) -> Tensor:
-    """Return where the pool across the border starts, ``(..., 1)``.
-
-    The first place on the left not below its level.
+    """Return the first place on the left that the pool across the border holds, ``(..., 1)``.
 
     Args:
         left: Values of the left half, increasing, ``(..., half)``.
@@ -286,7 +284,7 @@ def _find_border_pool_end(
 ) -> Tensor:
     """Return how many elements of the right half the pool across the border holds, ``(..., 1)``.
 
-    None above its level.
+    None of them is above its level.
 
     Args:
         right: As in :func:`_find_border_pool_start`.

@@ -355,10 +355,7 @@ class OrderedScores(NamedTuple):
         return torch.cat([num_nontargets, num_targets])
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
-        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials.
-
-        Non-targets, targets.
-        """
+        """Return sums of costs in nats and numbers of trials, non-targets first."""
         nontarget_cost = softplus(widen(self.nontargets)).sum()
         target_cost = softplus(-widen(self.targets)).sum()
         return torch.stack([nontarget_cost, target_cost]), self.class_sizes
@@ -404,10 +401,7 @@ class CountedScores(NamedTuple):
         return self.counts.sum(-1)
 
     def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
-        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials.
-
-        Non-targets, targets ``(2, ...)``.
-        """
+        """Return sums of costs in nats and numbers of trials ``(2, ...)``, non-targets first."""
         if self.costs is None:
             cost = softplus(torch.stack([self.values, -self.values]))
         else:

@@ -117,9 +117,9 @@ def soft_counts_on_grid(
 
 
 def interpolate_smoothed(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
-    r"""Return values at scores ``(..., P)``.
+    r"""Return values at scores ``(..., P)``, interpolated among smoothed values of the grid.
 
-    Finite ``values`` ``(..., cells)`` smoothed as counts are, interpolated.
+    Finite ``values`` ``(..., cells)`` are smoothed as counts are.
 
     .. math::
         v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g

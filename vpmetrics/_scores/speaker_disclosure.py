@@ -47,9 +47,7 @@ class TrialSideDisclosure(NamedTuple):
 
 
 class SpeakerDisclosure(NamedTuple):
-    """Disclosure of every speaker by the calibration of all trials.
-
-    As enrolled, as tested, and as either.
+    """Disclosure of every speaker as enrolled, as tested and as either, calibrated on all trials.
 
     ``speakers`` ``(S,)``, ascending. A target trial counts once in ``both``, a non-target trial for
     both its speakers.
@@ -74,9 +72,9 @@ class SpeakerIdentification(NamedTuple):
 
 
 def _make_evidence_finder(scores: ConditionScores) -> Finder:
-    """Return a function from scores to their evidence.
+    """Return a function from scores to evidence: of non-targets, of targets, and its strength.
 
-    That of non-targets, of targets, and its strength by Laplace's rule.
+    The strength is that by Laplace's rule.
     """
     steps = scores.counts.ascending
     return scores.make_finder(

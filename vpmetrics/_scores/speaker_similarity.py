@@ -1,7 +1,4 @@
-"""Similarity of all pairs of speakers, and what follows from it.
-
-Diagonal dominance, de-identification and voice distinctiveness.
-"""
+"""Similarity of pairs of speakers, diagonal dominance, de-identification and distinctiveness."""
 
 from __future__ import annotations
 
@@ -116,10 +113,7 @@ def compute_matrices(
 
 
 def _join_rows(pairs: PairBlocks, parts: Iterable[tuple[RowGroup, Tensor]]) -> Tensor:
-    """Return the matrix ``(S, S)`` of the rows of all processes.
-
-    Within one side with both halves.
-    """
+    """Return the matrix ``(S, S)`` of the rows of all processes, both halves of one side."""
     device = pairs.enrolment.speaker_index.device
     matrix = torch.full(
         (pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device
@@ -158,9 +152,7 @@ def _similarity_rows(
 def _pair_means(
     pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[RowGroup, Tensor]]:
-    """Yield means ``(v, S)`` over trials of a function of scores.
-
-    Between the speakers of a row group and all speakers.
+    """Yield means ``(v, S)`` of a function of scores, speakers of a row group by all speakers.
 
     Where both sides are the same utterances, every pair of speakers appears once, in ascending
     order.

@@ -1,7 +1,4 @@
-"""Rows to compare on both sides of a condition.
-
-Every pair of an enrolment and a test row that is a trial.
-"""
+"""Rows on both sides of a condition, and which pairs of them are trials."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def as_floating_tensor(name: str, value: Any, device: torch.device | None = None
 def as_integer_tensor(name: str, value: Any, device: torch.device | None = None) -> Any:
     """Return a list, tuple or NumPy array of whole numbers or booleans as a tensor.
 
-    Anything else as it is.
+    Anything else is returned as it is.
     """
     if isinstance(value, (list, tuple)):
         if len(value):

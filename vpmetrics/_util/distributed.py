@@ -101,7 +101,7 @@ def raise_on_all_ranks(error: BaseException | None, group: Any = None) -> None:
 def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
     """Return the dtype's index, dimensions beyond the first, and width of a list state.
 
-    -1 first for other states.
+    The index is -1 for an empty list and for a state that is no list.
     """
     if isinstance(state, Tensor) or not state:
         return [-1, 0, 0]

@@ -1,7 +1,4 @@
-"""Input files: errors that the user can correct, and the list of files read.
-
-And a limit of what files unpack to.
-"""
+"""Input files: errors that the user can correct, the files read, and a limit of unpacked sizes."""
 
 from __future__ import annotations
 
@@ -64,10 +61,7 @@ def record_file(path: str | Path, description: str) -> None:
 
 
 def format_suffix(path: str | Path) -> str:
-    """Return the suffix that tells the format, in lower case.
-
-    Without the point, and without ``.gz``.
-    """
+    """Return the suffix of the format in lower case, without the point and without ``.gz``."""
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
 
 

@@ -1,7 +1,4 @@
-"""What a number is: key, heading, unit, the direction of privacy, description and range.
-
-And its name in logs.
-"""
+"""What a number is: key, heading, unit, direction of privacy, description, range, name in logs."""
 
 from __future__ import annotations
 

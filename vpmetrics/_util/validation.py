@@ -294,7 +294,7 @@ def check_trials(preds: Any, target: Any, validate_values: bool) -> None:
 def check_speakers_of_trials(speakers: Any, target: Tensor, validate_values: bool) -> None:
     """Check kinds, shapes and devices of the speakers of both sides.
 
-    With ``validate_values`` compare the labels.
+    With ``validate_values``, also whether ``target`` is 1 where they are the same.
     """
     if not (isinstance(speakers, Sequence) and len(speakers) == 2):
         if isinstance(speakers, Sequence):
@@ -342,10 +342,7 @@ def check_embeddings(
     integer_columns: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> None:
-    """Check kinds, dtypes, shapes and devices of a batch of utterances.
-
-    So are its further ``integer_columns``.
-    """
+    """Check kinds, dtypes, shapes and devices of a batch of utterances and ``integer_columns``."""
     sides = {"original": original, "protected": protected}
     passed_sides = {name: side for name, side in sides.items() if side is not None}
     if not passed_sides:
@@ -470,7 +467,7 @@ _collection: ContextVar[_WarningCollection | None] = ContextVar("_collection", d
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
     """Warn of the reason for a NaN if ``condition`` holds, on rank 0.
 
-    Within collect_warnings once.
+    Within :func:`collect_warnings` only the first such reason is shown.
     """
     warn_if(condition, lambda holds: reason if holds else None, is_undefined=True)
 
@@ -528,7 +525,7 @@ def _emit_warnings(collection: _WarningCollection) -> None:
 def collect_warnings() -> Iterator[None]:
     """Emit the warnings of the body at its end, with one GPU sync.
 
-    Of several reasons for NaN only the first.
+    Of several reasons for NaN it emits only the first.
     """
     if torch.compiler.is_compiling() or _collection.get() is not None:
         yield

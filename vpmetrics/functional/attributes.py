@@ -1,7 +1,4 @@
-r"""Attribute disclosure: what embeddings disclose about sex, accent, age or emotion.
-
-In bits.
-"""
+r"""Attribute disclosure: the bits that embeddings disclose about sex, accent, age or emotion."""
 
 from __future__ import annotations
 
@@ -63,9 +60,9 @@ def attribute_disclosure(
     seed: int = 0,
     order_by: Tensor | None = None,
 ) -> AttributeResult:
-    r"""Compute the mutual information of embeddings and an attribute.
+    r"""Compute the mutual information of embeddings and an attribute, by a classifier.
 
-    A classifier realises it on unseen speakers.
+    It is what the classifier realises on unseen speakers.
 
     .. math::
         D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
@@ -194,10 +191,7 @@ def _index_labels(labels: Tensor, hashes: Sequence[Tensor]) -> tuple[int, Tensor
 def _permute_labels(
     target: Tensor, speaker_index: Tensor, highest_label: Tensor, generator: torch.Generator
 ) -> Tensor:
-    """Return labels permuted among speakers, or within them.
-
-    Among them where each speaker has one label.
-    """
+    """Return labels permuted among speakers, or within each where a speaker has several labels."""
     if bool((highest_label[speaker_index] == target).all()):
         # Drawn on the host, so that every device draws the same.
         order = torch.randperm(len(highest_label), generator=generator, device="cpu")

@@ -1,7 +1,4 @@
-"""Features for rank disclosure that are no embeddings.
-
-Histograms of pitch and of codebook entries.
-"""
+"""Features for rank disclosure that are no embeddings: histograms of pitch and codebook entries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Isotonic regression by pool adjacent violators.
-
-And the log-likelihood ratios that it gives to scores.
-"""
+"""Isotonic regression by pool adjacent violators, and log-likelihood ratios of scores from it."""
 
 from __future__ import annotations
 
@@ -91,7 +88,7 @@ def pav_llr(
 ) -> Tensor:
     r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels.
 
-    Without the prior.
+    The prior odds of the data are subtracted.
 
     .. math::
         \mathrm{LLR}_B = \ln\frac{T_B}{N_B} - \ln\frac{T}{N}

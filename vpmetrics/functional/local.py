@@ -1,7 +1,4 @@
-"""Local information disclosure.
-
-The bits that each single trial discloses (arXiv 2607.06259, 2026).
-"""
+"""Local information disclosure: the bits of each single trial (arXiv 2607.06259, 2026)."""
 
 from __future__ import annotations
 
@@ -78,9 +75,9 @@ def local_information_disclosure(
 
 
 def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
-    """Fit the slope of a logistic regression of "is the true speaker" on scores.
+    """Fit the slope of a logistic regression of "is the true speaker" on standardised scores.
 
-    Scores are standardised, and of a development set.
+    The scores are those of a development set.
 
     The regression weighs both classes equally. Where a threshold separates them, one more target at
     the nearest non-target, and one more non-target at the nearest target, bound the slope.

@@ -35,9 +35,7 @@ def rank_histogram(
     scoring: Scoring = "cosine",
     bandwidth: float | None = None,
 ) -> Tensor:
-    """Count, for each rank 1 ..
-
-    N, the inputs whose own speaker has that rank (Chandra et al., 2026, section 3.1).
+    """Count the inputs whose own speaker has rank 1, 2, ..., N (Chandra et al., 2026, section 3.1).
 
     There is one reference per speaker: the mean of that speaker's reference utterances. Two
     protocols keep an input and its reference apart:
@@ -79,9 +77,9 @@ def rank_histogram(
 def rank_disclosure(
     histogram: Tensor, model: str = "empirical", validate_args: bool = True
 ) -> dict[str, Tensor]:
-    r"""Compute what a rank histogram discloses.
+    r"""Compute what a rank histogram discloses at most, on average and in shares.
 
-    At most, on average, and in shares (Chandra et al., 2026, section 3.3).
+    Chandra et al., 2026, section 3.3.
 
     .. math::
         \varepsilon_j = \log_2 (N \gamma_j), \quad \mathrm{MaxD} = \max_j \varepsilon_j, \quad
@@ -140,7 +138,7 @@ def combine_disclosures(
 ) -> dict[str, Tensor]:
     r"""Add up the bits of several features.
 
-    Their joint disclosure if they are independent, otherwise a guess.
+    The sum is their joint disclosure if the features are independent, otherwise a guess.
 
     Where the ranks :math:`j_f` of the true speaker in each feature are independent, and those of
     all others as well, an attacker with all features gains :math:`\sum_f \varepsilon_{j_f}`: the

@@ -194,7 +194,7 @@ def conversations(
 ) -> AveragedUtterances:
     """Average utterances of a speaker and session.
 
-    Metrics then measure an attacker with that much speech.
+    Metrics of the averages measure an attacker with that much speech.
 
     Args:
         original: Floating tensor of shape ``(B, D)``, or None.

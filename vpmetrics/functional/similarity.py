@@ -33,9 +33,7 @@ def voice_similarity_matrix(
     utterances: Tensor | None = None,
     validate_args: bool = True,
 ) -> SimilarityMatrices:
-    r"""Compute how similar the voices of all pairs of speakers are.
-
-    Within and between original and protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are, original and protected.
 
     .. math::
         \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
@@ -82,9 +80,7 @@ def voice_similarity_matrix(
 
 
 def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
-    r"""Compute by how much the diagonal of a similarity matrix exceeds the rest.
-
-    Equation 8 of the 2022 paper.
+    r"""Compute by how much the diagonal of a similarity matrix exceeds the rest (eq. 8).
 
     .. math::
         D_\mathrm{diag}(M) = \Bigl|\frac{1}{N} \sum_i M_{ii} - \frac{1}{N(N-1)} \sum_{j \ne k}
@@ -160,9 +156,7 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-    r"""Compute four ratios of D_ECE and minimum Cllr to those of original speech.
-
-    On the scales of DeID and G_VD.
+    r"""Compute ratios of D_ECE and minimum Cllr to those of original speech, as DeID and G_VD.
 
     .. math::
         D_\mathrm{ECE}^{(\mathrm{OP/OO})} = 1 -

@@ -117,7 +117,7 @@ def trials(
 ) -> tuple[Tensor, Tensor] | TrialBlocks:
     """Score the trials of a condition, for any metric with ``update(preds, target)``.
 
-    torchmetrics' own are included.
+    Such metrics are those of torchmetrics, too.
 
     Between two sides every pair of different recordings is a trial; within one side every unordered
     pair counts once. Scores carry a gradient where the embeddings do.

@@ -1,7 +1,4 @@
-"""How well scores separate target from non-target trials.
-
-Costs and error rates of speaker verification.
-"""
+"""Costs and error rates of speaker verification: how well scores separate the trials."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def min_cllr(
 ) -> Tensor:
     r"""Compute the least Cllr that an increasing map of the scores can reach.
 
-    That of their PAV log-likelihood ratios.
+    It is the Cllr of their PAV log-likelihood ratios.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -82,9 +79,7 @@ def min_cllr(
 def equal_error_rate(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> Tensor:
-    r"""Compute the error rate where misses and false alarms are equal, on the ROC's hull.
-
-    The hull is the convex one.
+    r"""Compute the error rate where misses and false alarms are equal, on the ROC's convex hull.
 
     It never exceeds 1/2, nor the rate of the ROC itself, which challenges print: see
     :func:`raw_equal_error_rate`.

@@ -1,6 +1,4 @@
-r"""ZEBRA: how many bits about identity the scores disclose.
-
-In expectation and at worst, of all speakers and of each.
+r"""ZEBRA: the bits about identity that scores disclose, in expectation and at worst.
 
 Nautsch et al., "The Privacy ZEBRA", Interspeech 2020; Noé et al., "Towards a unified assessment
 framework of speech pseudonymisation", Computer Speech and Language 72, 2022. Equation numbers are
@@ -115,10 +113,7 @@ def zebra_tag(l_w: Tensor | float) -> str:
 
 
 class ECEProfile(NamedTuple):
-    """Empirical cross-entropy in bits over the prior.
-
-    Of the prior, of calibrated scores, of the scores themselves.
-    """
+    """Empirical cross-entropy in bits of the prior, of calibrated scores and of the scores."""
 
     prior: Tensor
     minimum: Tensor
