@@ -6,6 +6,8 @@ import pytest
 import reference
 import torch
 from samples import planted
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from vpmetrics._scores import worst_speaker
 from vpmetrics._scores.pair_blocks import PairBlocks
@@ -145,6 +147,42 @@ def test_sessions_are_dealt_out_whole():
     p_values = torch.tensor(p_values)
     assert (p_values <= 0.05).sum() <= 8
     assert 9 <= (p_values <= 0.5).sum() <= 31
+
+
+def test_only_the_first_rows_of_a_speaker_with_many_count(monkeypatch):
+    original, protected = private(speakers=8, utterances=6)
+    is_first = torch.arange(48) % 6 < 4
+    expected = find(original.take(is_first), protected.take(is_first))
+    monkeypatch.setattr(worst_speaker, "_MOST_ROWS_OF_SPEAKER", 4)
+    found = find(original, protected)
+    assert (found.disclosure, found.chance, found.p) == (
+        expected.disclosure,
+        expected.chance,
+        expected.p,
+    )
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes how many entries the largest tensor has that is made."""
+
+    num_entries = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        made = function(*arguments, **(keywords or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self.num_entries = max(self.num_entries, tensor.untyped_storage().nbytes() // 8)
+        return made
+
+
+def test_memory_does_not_grow_with_the_square_of_rows_per_speaker():
+    largest = []
+    for utterances in (600, 1800):
+        original, protected = private(speakers=3, utterances=utterances, width=8)
+        with LargestTensor() as seen:
+            find(original, protected)
+        largest.append(seen.num_entries)
+    assert largest[1] <= largest[0] * 1.1, largest
 
 
 def test_permuted_speakers_have_the_trials_of_real_ones():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,23 @@ class TrialRows:
     def has_same_rows(self) -> bool:
         """Whether both sides are the same utterances, so that a trial is an unordered pair."""
         return self.condition.is_same_side and torch.equal(self.enrolment.ids, self.test.ids)
+
+    def take(self, enrolment_index: Tensor, test_index: Tensor) -> TrialRows:
+        """Return some of the rows of each side, by index."""
+
+        def average(
+            enrolment_members: Tensor, test_members: Tensor
+        ) -> Sequence[tuple[Tensor, Tensor]]:
+            return self.average(enrolment_index[enrolment_members], test_index[test_members])
+
+        return replace(
+            self,
+            enrolment=self.enrolment.take(enrolment_index),
+            test=self.test.take(test_index),
+            enrolment_rows=self.enrolment_rows[enrolment_index],
+            test_rows=self.test_rows[test_index],
+            average=average,
+        )
 
 
 def make_plain_rows(pairs: PairBlocks) -> TrialRows:

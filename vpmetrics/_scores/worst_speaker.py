@@ -4,7 +4,8 @@ A speaker's own trials are calibrated on themselves. The largest of many noisy n
 it is compared with what the largest is when test utterances are dealt out to the speakers anew:
 every permuted speaker has as many utterances and trials as the real one, among rows that nobody
 needs to have spoken together. Where sessions are known whole sessions are dealt out, since the
-utterances of a session may have one voice in common. Trials are counted and never listed.
+utterances of a session may have one voice in common. All pairs of a speaker's rows are looked at in
+every permutation, so of a speaker with very many rows only the first ones are.
 
 Speakers who exchange test utterances are a *neighbourhood*. Each of their test rows is also a
 *slot*, which stays with its speaker: a permutation puts other test rows into the slots. A *unit* is
@@ -25,6 +26,7 @@ from vpmetrics._scores.measures import linkability_of_bins
 from vpmetrics._scores.score_counts import Steps, expected_disclosure
 from vpmetrics._scores.trial_rows import TrialRows, round_scores
 from vpmetrics._util.dtypes import wide_dtype, widen
+from vpmetrics._utterances.canonical_order import count_within
 from vpmetrics._utterances.utterances import Utterances, add_counts, count_values
 
 DRAWS = 99  # permutations: the smallest p-value is .01
@@ -39,6 +41,8 @@ _MOST_SCORES = 1 << 21  # that are counted at once
 _MOST_SPEAKERS = 32
 _FEWEST_SPEAKERS = 6
 _MOST_ROWS = 1 << 12  # of a neighbourhood of more than the fewest speakers
+# of each speaker and side, up to 262,144 pairs; twice as many take four times the memory and time
+_MOST_ROWS_OF_SPEAKER = 512
 _SEED = 8461  # of the permutations: the same for every call
 _LINKABILITY_DRAWS = 19
 
@@ -95,7 +99,21 @@ class _SpeakerRows:
         return len(self.label)
 
 
+def _limit_rows(rows: TrialRows) -> TrialRows:
+    """Return the first rows of every speaker, in canonical order, which looks random."""
+    is_enrolment_taken = count_within(rows.enrolment.speaker_index) < _MOST_ROWS_OF_SPEAKER
+    is_test_taken = count_within(rows.test.speaker_index) < _MOST_ROWS_OF_SPEAKER
+    if bool(is_enrolment_taken.all() & is_test_taken.all()):
+        return rows
+    return rows.take(
+        is_enrolment_taken.nonzero().flatten(),
+        is_test_taken.nonzero().flatten(),
+    )
+
+
 def _index_speakers(rows: TrialRows) -> _SpeakerRows:
+    """Return the rows with the places of their speakers, at most so many rows of each speaker."""
+    rows = _limit_rows(rows)
     enrolment = rows.enrolment
     test = rows.test
     codes = torch.cat([enrolment.speaker_index, test.speaker_index])
